@@ -6,7 +6,7 @@ import dataclasses
 
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.fields import get_default, list_topics
-from littrainer.arguments.rules import HONOURED_VALUES
+from littrainer.arguments.rules import SUPPORTED_VALUES
 from littrainer.arguments.specifications import SPECS
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
@@ -50,7 +50,7 @@ the micro-batch.
 
 
 def arguments_page() -> str:
-    """The page as Markdown, one table for each topic, ending with a newline."""
+    """Return the page as Markdown, with a table for each topic."""
     return "\n".join(
         [
             INTRODUCTION.format(refused=_refused()),
@@ -100,9 +100,8 @@ def _topic_tables() -> list[str]:
 
 
 def _refused() -> str:
-    """A sentence on the arguments that take only some of transformers' values."""
-    (name,) = HONOURED_VALUES
-    values = " or ".join(f"`{value}`" for value in HONOURED_VALUES[name])
+    (name,) = SUPPORTED_VALUES
+    values = " or ".join(f"`{value}`" for value in SUPPORTED_VALUES[name])
     return f"Only `{name}` takes fewer values than in transformers: {values}, or `NotImplementedError`."
 
 

@@ -1,4 +1,4 @@
-"""Names of earlier transformers releases are understood, and unknown ones refused with the nearest."""
+"""Translation of argument names of earlier transformers releases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from littrainer.arguments.parser import HfArgumentParser
 
 FIELD_NAMES = {field.name for field in dataclasses.fields(TrainingArguments)}
 
-# What TrainingArguments of transformers 4.57.0 had as fields and that of 5.23.0 has not.
-GONE_SINCE_4_57 = """
+# Fields in transformers 4.57.0 but not in 5.23.0.
+REMOVED_SINCE_4_57 = """
 overwrite_output_dir per_gpu_train_batch_size per_gpu_eval_batch_size warmup_ratio logging_dir save_safetensors no_cuda
 use_mps_device jit_mode_eval fp16_opt_level half_precision_backend tpu_num_cores tpu_metrics_debug past_index
 fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap adafactor group_by_length use_legacy_prediction_loop
@@ -25,19 +25,19 @@ include_inputs_for_metrics fp16_backend push_to_hub_model_id push_to_hub_organiz
 mp_parameters torchdynamo ray_scope include_tokens_per_second
 """
 
-# What earlier releases of transformers 4 had.
-GONE_BEFORE_4_57 = "evaluation_strategy dispatch_batches split_batches"
+# Fields of earlier releases of transformers 4.
+REMOVED_BEFORE_4_57 = "evaluation_strategy dispatch_batches split_batches"
 
 
-def test_the_table_has_each_argument_that_transformers_dropped_and_none_of_today() -> None:
-    dropped = set((GONE_SINCE_4_57 + GONE_BEFORE_4_57).split())
+def test_the_table_has_each_removed_argument_and_no_current_argument() -> None:
+    dropped = set((REMOVED_SINCE_4_57 + REMOVED_BEFORE_4_57).split())
     assert dropped <= FIELD_NAMES | EARLIER_NAMES.keys()
     theirs = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     assert not EARLIER_NAMES.keys() & (FIELD_NAMES | theirs)
     assert {rule.replaced_by for rule in EARLIER_NAMES.values()} - {None} <= FIELD_NAMES
 
 
-UNDERSTOOD: list[tuple[dict[str, Any], dict[str, Any]]] = [
+TRANSLATED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"evaluation_strategy": "epoch"}, {"eval_strategy": "epoch"}),
     ({"evaluation_strategy": "epoch", "eval_strategy": "epoch"}, {"eval_strategy": "epoch"}),
     ({"per_gpu_train_batch_size": 3}, {"per_device_train_batch_size": 3}),
@@ -98,7 +98,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @dataclasses.dataclass
 class Derived(TrainingArguments):
-    """A script's arguments, which declare earlier names again."""
+    """Arguments of a script, with fields under earlier names."""
 
     group_by_length: bool = False
     evaluation_strategy: str = "no"
@@ -106,24 +106,22 @@ class Derived(TrainingArguments):
     per_device_eval_batch_size: int = 2
 
 
-@pytest.mark.parametrize(("earlier", "today"), UNDERSTOOD, ids=lambda keywords: ",".join(keywords))
-def test_an_earlier_spelling_means_the_same_as_todays_and_warns_once_for_each_name(
-    earlier: dict[str, Any], today: dict[str, Any]
-) -> None:
-    with pytest.warns(FutureWarning) as told:
+@pytest.mark.parametrize(("earlier", "today"), TRANSLATED, ids=lambda keywords: ",".join(keywords))
+def test_an_earlier_name_is_translated_with_a_warning(earlier: dict[str, Any], today: dict[str, Any]) -> None:
+    with pytest.warns(FutureWarning) as record:
         args = TrainingArguments("some/out", **earlier)
     assert args == TrainingArguments("some/out", **today)
-    messages = [str(warning.message) for warning in told]
+    messages = [str(warning.message) for warning in record]
     names = [name for name in earlier if name in EARLIER_NAMES]
     assert len(messages) == len(names)
     assert all(any(message.startswith(name) for message in messages) for name in names)
-    assert {warning.filename for warning in told} == {__file__}
+    assert {warning.filename for warning in record} == {__file__}
     if not today:
         assert all("changes nothing" in message for message in messages)
 
 
 @pytest.mark.parametrize(("earlier", "advice"), REFUSED, ids=lambda keywords: ",".join(keywords))
-def test_what_is_gone_is_refused_with_what_to_do_instead(earlier: dict[str, Any], advice: str) -> None:
+def test_a_removed_feature_raises_with_advice(earlier: dict[str, Any], advice: str) -> None:
     (name,) = earlier
     with pytest.raises(ValueError, match=f"TrainingArguments: {name}=.* is no longer possible: .*{advice}"):
         TrainingArguments("out", **earlier)
@@ -137,23 +135,23 @@ def test_what_is_gone_is_refused_with_what_to_do_instead(earlier: dict[str, Any]
         {"adafactor": True, "optim": "sgd"},
     ],
 )
-def test_an_earlier_name_that_contradicts_todays_is_refused(keywords: dict[str, Any]) -> None:
+def test_an_earlier_name_that_contradicts_the_new_name_raises(keywords: dict[str, Any]) -> None:
     earlier, today = keywords
     with pytest.raises(ValueError, match=f"{earlier}=.* contradicts {today}=.*alone"):
         TrainingArguments("out", **keywords)
 
 
-def test_a_token_is_never_part_of_a_warning_or_an_error_and_all_errors_stand_in_one() -> None:
-    with pytest.warns(FutureWarning) as told:
+def test_warnings_and_errors_never_show_a_token() -> None:
+    with pytest.warns(FutureWarning) as record:
         TrainingArguments("out", push_to_hub_token="hf_secret")  # type: ignore[call-arg]
-    assert "hub_token" in str(told[0].message) and "hf_secret" not in str(told[0].message)
+    assert "hub_token" in str(record[0].message) and "hf_secret" not in str(record[0].message)
     with pytest.raises(ValueError) as caught:
         TrainingArguments("out", push_to_hub_token="hf_secret", hub_token="hf_other", past_index=3)  # type: ignore[call-arg]
     assert "hf_" not in str(caught.value) and "push_to_hub_token" in str(caught.value)
     assert "past_index=3" in str(caught.value)
 
 
-def test_a_field_with_an_earlier_name_means_what_the_name_means() -> None:
+def test_a_field_with_an_earlier_name_is_translated() -> None:
     with pytest.warns(FutureWarning, match="no_cuda=True is an earlier spelling: write use_cpu=True") as warned:
         args = Derived("out", per_gpu_eval_batch_size=5)  # type: ignore[call-arg]
     assert (args.use_cpu, args.no_cuda, args.eval_strategy, args.train_sampling_strategy) == (
@@ -176,7 +174,7 @@ def test_a_field_with_an_earlier_name_means_what_the_name_means() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_todays_name_decides_over_the_default_of_a_field_with_an_earlier_name_and_contradicts_another_value() -> None:
+def test_the_new_name_overrides_only_the_default_of_a_field_with_an_earlier_name() -> None:
     assert Derived("out", eval_strategy="steps").eval_strategy == "steps"
     with pytest.raises(ValueError, match="Derived: evaluation_strategy='epoch' contradicts eval_strategy='steps'"):
         Derived("out", evaluation_strategy="epoch", eval_strategy="steps")
@@ -191,12 +189,12 @@ def test_todays_name_decides_over_the_default_of_a_field_with_an_earlier_name_an
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("strategy", ["no", "epoch"])
-def test_todays_name_decides_in_a_copy_with_a_field_that_has_an_earlier_name(strategy: str) -> None:
+def test_the_new_name_overrides_a_field_with_an_earlier_name_in_a_copy(strategy: str) -> None:
     args = Derived("out", evaluation_strategy="steps")
     assert args.eval_strategy == "steps" and dataclasses.replace(args, eval_strategy=strategy).eval_strategy == strategy
 
 
-def test_an_earlier_name_that_was_not_given_reads_as_its_former_default() -> None:
+def test_an_unset_earlier_name_has_its_former_default() -> None:
     args = TrainingArguments("out")
     defaults = {
         "evaluation_strategy": "no",
@@ -210,19 +208,19 @@ def test_an_earlier_name_that_was_not_given_reads_as_its_former_default() -> Non
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_scripts_read_what_they_gave_under_the_earlier_name_in_copies_too() -> None:
+def test_an_earlier_name_keeps_its_value_in_copies() -> None:
     make: Any = TrainingArguments
-    given = dict.fromkeys(("overwrite_output_dir", "no_cuda", "include_inputs_for_metrics"), True)
-    args = make("out", evaluation_strategy="epoch", **given)
+    keywords = dict.fromkeys(("overwrite_output_dir", "no_cuda", "include_inputs_for_metrics"), True)
+    args = make("out", evaluation_strategy="epoch", **keywords)
     for each in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
-        assert {name: getattr(each, name) for name in given} == given
+        assert {name: getattr(each, name) for name in keywords} == keywords
     assert dataclasses.replace(args, seed=3).use_cpu is True
     assert "overwrite_output_dir" not in args.to_dict()
     args.eval_strategy = "steps"
     assert args.evaluation_strategy == "steps"
 
 
-def test_setting_an_earlier_name_sets_todays_argument_and_warns() -> None:
+def test_setting_an_earlier_name_sets_the_new_argument_and_warns() -> None:
     args: Any = TrainingArguments("out")
     with pytest.warns(FutureWarning, match="eval_strategy='epoch'"):
         args.evaluation_strategy = "epoch"
@@ -237,7 +235,7 @@ def test_setting_an_earlier_name_sets_todays_argument_and_warns() -> None:
         args.past_index = 2
 
 
-def test_all_mistakes_stand_in_one_message_of_one_line() -> None:
+def test_all_unknown_names_are_listed_in_a_single_line() -> None:
     with pytest.raises(TypeError) as caught:
         TrainingArguments(learning_rte=1, no_cudaa=True, zzzzqqqq=1)  # type: ignore[call-arg]
     message = str(caught.value)
@@ -249,7 +247,7 @@ def test_all_mistakes_stand_in_one_message_of_one_line() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_constructor_that_takes_any_keyword_sorts_them_itself() -> None:
+def test_a_constructor_with_arbitrary_keywords_may_filter_them() -> None:
     class Tolerant(TrainingArguments):
         def __init__(self, **keywords: Any) -> None:
             self.extra = keywords.pop("extra", None)

@@ -1,4 +1,4 @@
-"""Fields and choices are those of transformers."""
+"""Fields and choices equal those of transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from littrainer.arguments.fields import AdditionalFields
 from littrainer.arguments.parser import HfArgumentParser as OurParser
 
 ONLY_OURS = [field.name for field in dataclasses.fields(AdditionalFields)]
-# transformers' default is False, which here means that not even early stopping goes on.
+# transformers' default, False, also disables early stopping's restore here.
 OTHER_DEFAULTS = {"restore_callback_states_from_checkpoint": None}
 
 
@@ -67,7 +67,7 @@ def test_a_member_behaves_as_its_string_where_that_of_transformers_does() -> Non
         assert choices.OptimizerNames("adamw_apex_fused") is choices.OptimizerNames.ADAMW_TORCH_FUSED
 
 
-def test_every_field_has_one_line_of_help_that_is_not_transformers_own() -> None:
+def test_every_field_has_a_line_of_help_unlike_transformers() -> None:
     theirs = {field.name: field.metadata["help"] for field in dataclasses.fields(transformers.TrainingArguments)}
     for field in dataclasses.fields(TrainingArguments):
         text = field.metadata["help"]
@@ -77,13 +77,13 @@ def test_every_field_has_one_line_of_help_that_is_not_transformers_own() -> None
 
 def test_parser_options_in_the_metadata_are_those_of_transformers() -> None:
     def options(cls: type) -> dict[str, dict]:
-        found: dict[str, dict] = {}
+        options_of: dict[str, dict] = {}
         for field in dataclasses.fields(cls):
             rest = {key: value for key, value in field.metadata.items() if key != "help"}
             if "choices" in rest:
                 rest["choices"] = list(rest["choices"])
-            found[field.name] = rest
-        return {name: rest for name, rest in found.items() if name not in ONLY_OURS}
+            options_of[field.name] = rest
+        return {name: rest for name, rest in options_of.items() if name not in ONLY_OURS}
 
     assert options(TrainingArguments) == options(transformers.TrainingArguments)
 
@@ -104,17 +104,17 @@ COMMAND_LINES = [
 
 
 @pytest.mark.parametrize("command_line", COMMAND_LINES, ids=" ".join)
-def test_each_command_line_parser_reads_the_same_values_into_our_fields_as_into_theirs(command_line: list[str]) -> None:
-    def read(parser_class: Any, cls: Any) -> dict[str, Any]:
+def test_both_parsers_parse_equal_values_for_both_argument_classes(command_line: list[str]) -> None:
+    def parse(parser_class: Any, cls: Any) -> dict[str, Any]:
         return vars(argparse.ArgumentParser.parse_args(parser_class(cls), command_line))
 
-    theirs = read(HfArgumentParser, transformers.Seq2SeqTrainingArguments)
+    theirs = parse(HfArgumentParser, transformers.Seq2SeqTrainingArguments)
     for parser_class in (HfArgumentParser, OurParser):
-        ours = read(parser_class, Seq2SeqTrainingArguments)
+        ours = parse(parser_class, Seq2SeqTrainingArguments)
         assert {name: ours[name] for name in theirs} == {**theirs, **OTHER_DEFAULTS}
 
 
-def test_our_own_keywords_can_be_given_as_json_on_the_command_line() -> None:
+def test_lightning_keywords_can_be_json_on_the_command_line() -> None:
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
         ["--lightning", '{"limit_val_batches": "4", "profiler": "simple"}']
     )

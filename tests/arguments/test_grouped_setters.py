@@ -10,7 +10,7 @@ import transformers
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 
-# Texts, and numbers that are switches by their range, that differ from the defaults.
+# Non-default values that cannot be derived from the defaults.
 OTHER_VALUES: dict[str, Any] = {
     "model_id": "org/name",
     "token": "secret",
@@ -34,32 +34,31 @@ NAMES = {"set_optimizer": "sgd", "set_lr_scheduler": "cosine"}
 METHODS = [name for name in dir(transformers.TrainingArguments) if name.startswith("set_")]
 
 
-def other_values(method: str) -> dict[str, Any]:
-    """Keywords for a method that differ from all defaults."""
+def make_keywords(method: str) -> dict[str, Any]:
     chosen = {**OTHER_VALUES, "strategy": STRATEGIES.get(method), "name": NAMES.get(method)}
     parameters = inspect.signature(getattr(TrainingArguments, method)).parameters
     return {
         name: chosen[name]
         if name in chosen
-        else not one.default
-        if isinstance(one.default, bool)
-        else (one.default or 0) + 3
-        for name, one in parameters.items()
+        else not parameter.default
+        if isinstance(parameter.default, bool)
+        else (parameter.default or 0) + 3
+        for name, parameter in parameters.items()
         if name != "self" and name in inspect.signature(getattr(transformers.TrainingArguments, method)).parameters
     }
 
 
-def values_after(cls: Any, method: str, keywords: dict[str, Any]) -> dict[str, Any]:
+def call_setter(cls: Any, method: str, keywords: dict[str, Any]) -> dict[str, Any]:
     args = cls("out")
     assert getattr(args, method)(**keywords) is args
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(transformers.TrainingArguments)}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_setter_sets_what_transformers_sets(method: str) -> None:
-    keywords = other_values(method)
-    ours = values_after(TrainingArguments, method, keywords)
-    theirs = values_after(transformers.TrainingArguments, method, keywords)
+def test_a_setter_sets_the_same_values_as_in_transformers(method: str) -> None:
+    keywords = make_keywords(method)
+    ours = call_setter(TrainingArguments, method, keywords)
+    theirs = call_setter(transformers.TrainingArguments, method, keywords)
     ours.pop("accelerator_config"), theirs.pop("accelerator_config")
     assert ours == theirs
 
@@ -68,20 +67,19 @@ def test_setters_can_be_chained() -> None:
     args = TrainingArguments("out").set_training(max_steps=3, gradient_checkpointing=True).set_save("best")
     args = args.set_logging(report_to="none").set_evaluate("epoch")
     assert (args.activation_checkpointing, args.gradient_checkpointing, args.report_to) == (True, True, [])
-    # Training compares with it.
     assert args.eval_delay == 0
     assert (args.max_steps, args.eval_strategy, args.save_strategy) == (3, IntervalStrategy.EPOCH, SaveStrategy.BEST)
     assert (args.do_train, args.do_eval, args.do_predict) == (True, True, False)
 
 
 @pytest.mark.parametrize("name", ["eval", "save", "logging"])
-def test_an_interval_of_0_steps_is_refused(name: str) -> None:
+def test_an_interval_of_0_steps_raises(name: str) -> None:
     method = {"eval": "set_evaluate"}.get(name, f"set_{name}")
     with pytest.raises(ValueError, match=f'{name}_strategy="steps" needs {name}_steps above 0'):
         getattr(TrainingArguments("out"), method)(strategy="steps", steps=0)
 
 
-def test_a_value_that_cannot_be_right_is_refused_and_nothing_is_changed() -> None:
+def test_an_invalid_value_raises_and_changes_nothing() -> None:
     args = TrainingArguments("out")
     with pytest.raises(ValueError, match="per_device_train_batch_size=0"):
         args.set_training(learning_rate=1.0, batch_size=0)
@@ -94,7 +92,7 @@ def test_a_value_that_cannot_be_right_is_refused_and_nothing_is_changed() -> Non
             method(jit_mode=True)
 
 
-def test_a_warmup_ratio_of_0_leaves_the_steps_and_another_replaces_them() -> None:
+def test_only_a_positive_warmup_ratio_replaces_the_warmup_steps() -> None:
     assert TrainingArguments("out").set_lr_scheduler(warmup_steps=100, warmup_ratio=0.0).warmup_steps == 100
     with pytest.warns(FutureWarning, match=r"warmup_steps=0\.1"):
         args = TrainingArguments("out").set_lr_scheduler(warmup_steps=100, warmup_ratio=0.1)
@@ -102,13 +100,13 @@ def test_a_warmup_ratio_of_0_leaves_the_steps_and_another_replaces_them() -> Non
 
 
 @dataclasses.dataclass
-class OfAScript(TrainingArguments):
+class ScriptArguments(TrainingArguments):
     token: str = "of the script"
     steps: int = 3
     later: int = dataclasses.field(init=False)
 
 
-def test_fields_of_a_script_with_the_names_of_parameters_are_left_alone() -> None:
-    args = OfAScript("out").set_push_to_hub("me/model", token="hf_secret").set_save(steps=7)
+def test_fields_of_a_script_with_the_names_of_parameters_do_not_change() -> None:
+    args = ScriptArguments("out").set_push_to_hub("me/model", token="hf_secret").set_save(steps=7)
     assert (args.token, args.steps, args.hub_token, args.save_steps) == ("of the script", 3, "hf_secret", 7)
     assert "later" not in args.to_dict() and "hf_secret" not in str(args)

@@ -19,21 +19,19 @@ from littrainer.arguments.normalization import normalize
 from littrainer.arguments.rules import validate
 
 
-def normalized(**keywords: Any) -> ArgumentFields:
-    """Arguments as they stand before unsupported ones are refused."""
+def make_normalized(**keywords: Any) -> ArgumentFields:
     args = ArgumentFields(**keywords)
     normalize(args, [*TrainingArguments._VALID_DICT_FIELDS, "lightning"])
     validate(args)
     return args
 
 
-def values(args: Any) -> dict[str, Any]:
-    """What a script reads from the fields that both sides have."""
-    read = {field.name: getattr(args, field.name) for field in dataclasses.fields(transformers.TrainingArguments)}
-    read["accelerator_config"] = read["accelerator_config"].to_dict()
-    # transformers takes this entry out of the config when it sets up the process.
-    read["accelerator_config"].pop("use_configured_state", None)
-    return read
+def get_common_values(args: Any) -> dict[str, Any]:
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(transformers.TrainingArguments)}
+    values["accelerator_config"] = values["accelerator_config"].to_dict()
+    # transformers deletes this entry.
+    values["accelerator_config"].pop("use_configured_state", None)
+    return values
 
 
 SAME_VALUES: list[dict[str, Any]] = [
@@ -85,8 +83,10 @@ def _name(keywords: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("keywords", SAME_VALUES, ids=_name)
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
-def test_every_field_gets_the_value_that_transformers_gives_it(keywords: dict[str, Any]) -> None:
-    assert values(normalized(**keywords)) == values(transformers.TrainingArguments(**keywords))
+def test_fields_are_normalized_as_in_transformers(keywords: dict[str, Any]) -> None:
+    assert get_common_values(make_normalized(**keywords)) == get_common_values(
+        transformers.TrainingArguments(**keywords)
+    )
 
 
 BOTH_REFUSE: list[dict[str, Any]] = [
@@ -117,7 +117,7 @@ BOTH_REFUSE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keywords", BOTH_REFUSE, ids=_name)
-def test_what_transformers_refuses_is_refused_in_one_sentence_that_names_the_argument(keywords: dict[str, Any]) -> None:
+def test_errors_of_transformers_are_raised_in_a_single_line_that_names_the_argument(keywords: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         transformers.TrainingArguments(**keywords)
     with pytest.raises(ValueError) as caught:
@@ -127,14 +127,14 @@ def test_what_transformers_refuses_is_refused_in_one_sentence_that_names_the_arg
     assert any(name in message for name in keywords) or "DebugOption" in message
 
 
-def test_a_warmup_ratio_replaces_the_warmup_steps_and_says_so() -> None:
+def test_a_warmup_ratio_replaces_the_warmup_steps_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match=r"write warmup_steps=0\.1, .*and warmup_steps=100 is set aside"):
         assert TrainingArguments(warmup_ratio=0.1, warmup_steps=100).warmup_steps == 0.1
     with pytest.warns(FutureWarning, match=r"write warmup_steps=100, .*share of all steps\.$"):
         assert TrainingArguments(warmup_ratio=0.0, warmup_steps=100).warmup_steps == 100
 
 
-def test_reporting_to_none_as_a_value_is_refused_and_the_text_reports_to_no_tracker() -> None:
+def test_report_to_none_raises_and_the_text_none_disables_trackers() -> None:
     with pytest.raises(TypeError, match=r'report_to=None is a NoneType; give .*"all" or "none"'):
         TrainingArguments(report_to=None)
     with warnings.catch_warnings():
@@ -145,26 +145,24 @@ def test_reporting_to_none_as_a_value_is_refused_and_the_text_reports_to_no_trac
 
 
 @pytest.mark.parametrize(("name", "shown"), [("littrainer", True), ("transformers", True), (None, False)])
-def test_progress_bars_are_off_when_a_logger_above_them_was_set_to_errors_only(name: str | None, shown: bool) -> None:
+def test_progress_bars_are_off_if_a_parent_logger_shows_only_errors(name: str | None, shown: bool) -> None:
     logger = logging.getLogger(name)
-    before = logger.level
+    level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         assert TrainingArguments().disable_tqdm is shown
         assert TrainingArguments(disable_tqdm=False).disable_tqdm is False
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
 
 
 @pytest.mark.parametrize("name", ["lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "lightning"])
-def test_text_that_is_no_json_is_refused_where_no_file_is_expected(name: str) -> None:
+def test_text_without_json_raises_if_the_field_does_not_accept_files(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is not valid JSON.*num_cycles=2"):
         TrainingArguments(**{name: "num_cycles=2"})
 
 
-def test_containers_of_hydra_become_dicts_and_lists_at_every_depth_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_containers_of_hydra_become_dicts_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class DictConfig(UserDict[str, Any]):
         __module__ = "omegaconf.dictconfig"
 
@@ -172,14 +170,14 @@ def test_containers_of_hydra_become_dicts_and_lists_at_every_depth_and_others_st
         __module__ = "omegaconf.listconfig"
 
     monkeypatch.setitem(sys.modules, "omegaconf", ModuleType("omegaconf"))
-    given = DictConfig(
+    config = DictConfig(
         {"transformer_layer_cls_to_wrap": ListConfig(["Layer"]), "inner": DictConfig({"a": ListConfig([1])})}
     )
     args = TrainingArguments(
         tmp_path,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs=DictConfig({"min_lr_rate": 0.1}),
-        lightning=DictConfig({"callbacks": ListConfig([given])}),
+        lightning=DictConfig({"callbacks": ListConfig([config])}),
         label_names=ListConfig(["labels"]),
         report_to=ListConfig(["none"]),
     )
@@ -188,8 +186,8 @@ def test_containers_of_hydra_become_dicts_and_lists_at_every_depth_and_others_st
     assert args.label_names == ["labels"] and args.report_to == []
 
     @dataclasses.dataclass
-    class Own(TrainingArguments):
+    class WithExtraField(TrainingArguments):
         extra: Any = None
 
-    own = UserList([1])
-    assert Own(str(tmp_path), extra=own).extra is own
+    extra = UserList([1])
+    assert WithExtraField(str(tmp_path), extra=extra).extra is extra

@@ -1,4 +1,4 @@
-"""HfArgumentParser reads what transformers' reads."""
+"""HfArgumentParser parses like transformers' parser, and accepts more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Color(Enum):
 
 @dataclasses.dataclass
 class Everything:
-    """One field of each kind that both parsers read."""
+    """Fields of each kind that both parsers support."""
 
     name: str = dataclasses.field(metadata={"help": "A name.", "aliases": ["-n"]})
     count: int = 3
@@ -42,25 +42,25 @@ class Everything:
     size: Literal["small", "large", 12] = "small"
     color: Color = Color.RED
     shade: Color | None = None
-    words: list[str] = dataclasses.field(default_factory=list)
+    tags: list[str] = dataclasses.field(default_factory=list)
     numbers: list[int] | None = None
     colors: list[Color] = dataclasses.field(default_factory=list)
     anything: int | str = 1
     path: Path | None = None
     log_level: str = dataclasses.field(default="info", metadata={"choices": ["info", "debug"]})
-    made: int = dataclasses.field(default=9, init=False)
+    computed: int = dataclasses.field(default=9, init=False)
 
 
 @dataclasses.dataclass
 class Second:
-    second_value: int = HfArg(default=4, aliases="-s", help="Another one.")
+    second_value: int = HfArg(default=4, aliases="-s", help="Second.")
 
 
 BOTH_READ = [
     "-n x --count 4 --rate 1e-3 --nam x --cou 4",
     "--name x --loud --no_keep --maybe 0 --no-surely",
     "--name x --loud=1 --size 12 --color blue --shade 7",
-    "--name x --words a --words b c --numbers 1 2 3 --colors red blue",
+    "--name x --tags a --tags b c --numbers 1 2 3 --colors red blue",
     "--name x --anything 5 --text 5 --path a/b --log-level info -s 5",
 ]
 BOTH_REFUSE = ["", "--name x --count 1.5", "--name x --loud perhaps", "--name x --color green", "--name x --l 3"]
@@ -71,12 +71,12 @@ def parse(parser_class: Any, line: str) -> Any:
 
 
 @pytest.mark.parametrize("line", BOTH_READ)
-def test_command_lines_are_read_as_transformers_reads_them(line: str) -> None:
+def test_command_lines_are_parsed_as_in_transformers(line: str) -> None:
     assert parse(HfArgumentParser, line) == parse(transformers.HfArgumentParser, line)
 
 
 @pytest.mark.parametrize("line", BOTH_REFUSE)
-def test_what_transformers_refuses_ends_with_status_2_and_one_line(
+def test_an_error_of_transformers_parser_ends_with_status_2_and_a_single_line(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((SystemExit, ValueError)):
@@ -90,7 +90,7 @@ def test_what_transformers_refuses_ends_with_status_2_and_one_line(
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "expected"),
     [
         (
             ["--learning_rte=1", "--zzqq"],
@@ -100,26 +100,26 @@ def test_what_transformers_refuses_ends_with_status_2_and_one_line(
         (["--save_safetensors", "false"], "save_safetensors=False is no longer possible"),
     ],
 )
-def test_what_cannot_be_meant_ends_the_program_with_one_line(
-    capsys: pytest.CaptureFixture[str], line: list[str], words: str
+def test_an_error_ends_the_program_with_a_single_line(
+    capsys: pytest.CaptureFixture[str], line: list[str], expected: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         HfArgumentParser(TrainingArguments, prog="x").parse_args_into_dataclasses(line)
     (message,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and words in message
+    assert ended.value.code == 2 and expected in message
 
 
-def test_further_options_come_back_in_a_namespace_and_remaining_texts_if_they_are_asked_for() -> None:
+def test_further_options_are_returned_in_a_namespace_and_unknown_texts_on_request() -> None:
     for parser_class in (HfArgumentParser, transformers.HfArgumentParser):
         parser = parser_class(Second)
         parser.add_argument("--dry", action="store_true")
         line = ["--dry", "--second_value", "8", "rest", "--other", "3"]
-        found = parser.parse_args_into_dataclasses(line, return_remaining_strings=True)
-        assert found == (Second(8), argparse.Namespace(dry=True), ["rest", "--other", "3"])
+        result = parser.parse_args_into_dataclasses(line, return_remaining_strings=True)
+        assert result == (Second(8), argparse.Namespace(dry=True), ["rest", "--other", "3"])
 
 
 @pytest.mark.parametrize("parser_class", [HfArgumentParser, transformers.HfArgumentParser])
-def test_options_come_from_files_too_and_the_command_line_decides(
+def test_options_are_read_from_files_and_the_command_line_overrides_them(
     parser_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.args").write_text("--count 10 --rate\n0.1", encoding="utf-8")
@@ -128,16 +128,16 @@ def test_options_come_from_files_too_and_the_command_line_decides(
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py"), "--name", "x"])
     parser = parser_class(Everything)
 
-    def read(**options: Any) -> tuple[int, float, bool]:
-        (found,) = parser.parse_args_into_dataclasses(**options)
-        return found.count, found.rate, found.loud
+    def parse_values(**options: Any) -> tuple[int, float, bool]:
+        (values,) = parser.parse_args_into_dataclasses(**options)
+        return values.count, values.rate, values.loud
 
-    assert read() == (10, 0.1, False)
-    assert read(look_for_args_file=False) == (3, 0.5, False)
-    assert read(args=["--name", "x", "--count", "1"]) == (1, 0.1, False)
-    assert read(args_filename=tmp_path / "more.txt") == (20, 0.5, True)
+    assert parse_values() == (10, 0.1, False)
+    assert parse_values(look_for_args_file=False) == (3, 0.5, False)
+    assert parse_values(args=["--name", "x", "--count", "1"]) == (1, 0.1, False)
+    assert parse_values(args_filename=tmp_path / "more.txt") == (20, 0.5, True)
     files = ["--file", str(tmp_path / "more.txt"), "--file", str(tmp_path / "last.txt")]
-    assert read(args=["--name", "x", *files], args_file_flag="--file") == (30, 0.1, True)
+    assert parse_values(args=["--name", "x", *files], args_file_flag="--file") == (30, 0.1, True)
 
 
 # ---- Earlier names --------------------------------------------------------------------------------------------------
@@ -160,26 +160,28 @@ def test_earlier_spellings_are_options_too(line: str, name: str, value: Any) -> 
     assert getattr(args, name) == value
 
 
-def test_earlier_names_leave_room_for_a_scripts_own_options_and_fields() -> None:
+def test_options_and_fields_of_a_script_take_precedence_over_earlier_names() -> None:
     @dataclasses.dataclass
-    class Own:
+    class ScriptArguments:
         overwrite_output_dir: bool = False
         past_index: int = 5
 
-    parser = HfArgumentParser((Own, TrainingArguments))
+    parser = HfArgumentParser((ScriptArguments, TrainingArguments))
     parser.add_argument("--no_cuda", action="store_true")
-    own, args, rest = parser.parse_args_into_dataclasses(["--overwrite_output_dir", "--past_index", "3", "--no_cuda"])
-    assert own == Own(True, 3)
+    script, args, rest = parser.parse_args_into_dataclasses(
+        ["--overwrite_output_dir", "--past_index", "3", "--no_cuda"]
+    )
+    assert script == ScriptArguments(True, 3)
     assert (args.use_cpu, rest) == (False, argparse.Namespace(no_cuda=True))
 
 
-def test_earlier_names_do_not_spoil_abbreviations_and_a_field_of_true_or_text_takes_both() -> None:
+def test_earlier_names_do_not_make_abbreviations_ambiguous() -> None:
     parser = HfArgumentParser(TrainingArguments)
     assert parser.parse_args(["--learning", "0.5"]).learning_rate == 0.5
     assert parser.parse_args(["--fp16_", "true"]).fp16_full_eval is True
     for text, value in (("non_padding", "non_padding"), ("true", True), ("no", False), ("", True)):
-        found = parser.parse_args(["--include_num_input_tokens_seen", *filter(None, [text])])
-        assert found.include_num_input_tokens_seen == value
+        namespace = parser.parse_args(["--include_num_input_tokens_seen", *filter(None, [text])])
+        assert namespace.include_num_input_tokens_seen == value
 
 
 # ---- Dicts and files ------------------------------------------------------------------------------------------------
@@ -187,15 +189,15 @@ def test_earlier_names_do_not_spoil_abbreviations_and_a_field_of_true_or_text_ta
 
 @pytest.mark.parametrize("parser_class", [HfArgumentParser, transformers.HfArgumentParser])
 def test_a_dict_a_json_file_and_a_yaml_file_fill_the_dataclasses(parser_class: Any, tmp_path: Path) -> None:
-    values = {"name": "x", "count": 5, "words": ["a", "b"], "second_value": 6}
+    values = {"name": "x", "count": 5, "tags": ["a", "b"], "second_value": 6}
     (tmp_path / "a.json").write_text(json.dumps(values), encoding="utf-8")
-    (tmp_path / "a.yaml").write_text("name: x\ncount: 5\nwords: [a, b]\nsecond_value: 6\n", encoding="utf-8")
+    (tmp_path / "a.yaml").write_text("name: x\ncount: 5\ntags: [a, b]\nsecond_value: 6\n", encoding="utf-8")
     parser = parser_class((Everything, Second))
-    wanted = (Everything("x", count=5, words=["a", "b"]), Second(6))
-    assert parser.parse_dict(values) == wanted
-    assert parser.parse_json_file(tmp_path / "a.json") == wanted
-    assert parser.parse_yaml_file(str(tmp_path / "a.yaml")) == wanted
-    assert parser.parse_dict({**values, "other": 1}, allow_extra_keys=True) == wanted
+    expected = (Everything("x", count=5, tags=["a", "b"]), Second(6))
+    assert parser.parse_dict(values) == expected
+    assert parser.parse_json_file(tmp_path / "a.json") == expected
+    assert parser.parse_yaml_file(str(tmp_path / "a.yaml")) == expected
+    assert parser.parse_dict({**values, "other": 1}, allow_extra_keys=True) == expected
     with pytest.raises(ValueError, match="other"):
         parser.parse_dict({**values, "other": 1})
     assert parser_class(Second).parse_args_into_dataclasses([]) == (Second(),)
@@ -203,7 +205,7 @@ def test_a_dict_a_json_file_and_a_yaml_file_fill_the_dataclasses(parser_class: A
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_dicts_and_files_take_earlier_names(tmp_path: Path) -> None:
+def test_dicts_and_files_accept_earlier_names(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("evaluation_strategy: epoch\nno_cuda: true\n", encoding="utf-8")
     (args,) = HfArgumentParser(TrainingArguments).parse_yaml_file(tmp_path / "a.yaml")
     assert (args.eval_strategy, args.use_cpu) == ("epoch", True)
@@ -212,7 +214,7 @@ def test_dicts_and_files_take_earlier_names(tmp_path: Path) -> None:
         HfArgumentParser(TrainingArguments).parse_json_file(tmp_path / "a.json")
 
 
-def test_a_file_that_maps_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_mapping_raises(tmp_path: Path) -> None:
     (tmp_path / "a.file").write_text("[1]", encoding="utf-8")
     with pytest.raises(ValueError, match="a list"):
         HfArgumentParser(Second).parse_json_file(tmp_path / "a.file")
@@ -247,15 +249,15 @@ class DerivedArguments(TrainingArguments):
     ("option", "value"),
     [("evaluation_strategy", "epoch"), ("warmup_ratio", 0.1), ("optim", "adamw_hf"), ("no_cuda", True)],
 )
-def test_an_earlier_spelling_is_told_at_the_line_of_the_script(option: str, value: Any, tmp_path: Path) -> None:
+def test_the_warning_about_an_earlier_spelling_points_to_the_script(option: str, value: Any, tmp_path: Path) -> None:
     parser, file = HfArgumentParser(DerivedArguments), tmp_path / "a.json"
     file.write_text(json.dumps({"output_dir": "out", option: value}), encoding="utf-8")
-    with pytest.warns(FutureWarning, match="earlier spelling") as told:
+    with pytest.warns(FutureWarning, match="earlier spelling") as record:
         parser.parse_args_into_dataclasses(["--output_dir", "out", f"--{option}", str(value)])
         parser.parse_dict({"output_dir": "out", option: value})
         parser.parse_json_file(file)
-    assert [warning.filename for warning in told] == [__file__] * 3
-    assert [warning.lineno - told[0].lineno for warning in told] == [0, 1, 2]
+    assert [warning.filename for warning in record] == [__file__] * 3
+    assert [warning.lineno - record[0].lineno for warning in record] == [0, 1, 2]
 
 
 def test_the_help_page_has_each_option_and_no_earlier_name() -> None:
@@ -264,7 +266,7 @@ def test_the_help_page_has_each_option_and_no_earlier_name() -> None:
     assert "evaluation_strategy" not in page
 
 
-def test_the_parser_derives_from_transformers_also_under_the_redirection_and_names_it_where_it_is_missing(
+def test_the_parser_extends_transformers_under_the_redirection_and_needs_transformers(
     tmp_path: Path,
 ) -> None:
     facts = facts_of(REDIRECTED, tmp_path)

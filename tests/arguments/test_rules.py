@@ -1,4 +1,4 @@
-"""Any value of any argument is taken, or refused in one sentence that names the argument."""
+"""Validation of values and combinations of arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from littrainer.arguments.rules import TEXT_CHOICES, apply_global_batch_size, re
 from littrainer.arguments.specifications import SPECS, Range
 from littrainer.loop.checks import check_arguments
 
-REFUSALS = (TypeError, ValueError, NotImplementedError, ImportError)
+ERRORS = (TypeError, ValueError, NotImplementedError, ImportError)
 HINTS = {
     name: hint for topic in list_topics(Seq2SeqTrainingArguments) for name, hint in typing.get_type_hints(topic).items()
 }
@@ -44,30 +44,29 @@ def members(hint: Any) -> list[Any]:
     return [hint]
 
 
-def given_to(name: str, value: Any) -> TrainingArguments:
+def make_arguments(name: str, value: Any) -> TrainingArguments:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return Seq2SeqTrainingArguments(**{name: value})
 
 
-def refusal_of(name: str, value: Any) -> str | None:
-    """What a value is refused with, None where it is taken; any other exception ends the test."""
+def get_error(name: str, value: Any) -> str | None:
     try:
-        given_to(name, value)
-    except REFUSALS as error:
+        make_arguments(name, value)
+    except ERRORS as error:
         return str(error)
     return None
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_any_value_is_taken_or_refused_in_one_line_that_names_the_argument(name: str) -> None:
+def test_any_value_is_accepted_or_raises_a_single_line_that_names_the_argument(name: str) -> None:
     for value in copy.deepcopy(ANYTHING):
-        message = refusal_of(name, value)
+        message = get_error(name, value)
         assert message is None or (name in message and message.strip() and "\n" not in message)
 
 
 NUMBERS = [name for name in FIELDS if {int, float} & set(members(HINTS[name]))]
-WHOLE_NUMBERS = [name for name in NUMBERS if float not in members(HINTS[name])]
+INTEGERS = [name for name in NUMBERS if float not in members(HINTS[name])]
 SWITCHES = [name for name in FIELDS if bool in members(HINTS[name]) and str not in members(HINTS[name])]
 TEXTS = [
     name
@@ -79,46 +78,46 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
-    ("names", "values", "words"),
+    ("names", "values", "message"),
     [
         (NUMBERS, ["5", "", True, [1], b"5", math.nan], "^{}=.*number"),
         (sorted({*NUMBERS} - {"max_grad_norm"}), [math.inf, -math.inf], "^{}=-?inf "),
-        (WHOLE_NUMBERS, [3.5], "^{}=.*whole number"),
+        (INTEGERS, [3.5], "^{}=.*whole number"),
         (SWITCHES, ["true", 2, 2.5, [True]], "^{}=.*true or false"),
         (TEXTS, [2, 2.5, b"x", object()], "^{}"),
         (list(CHOICE_FIELDS), [None, 2, True, [1], object()], "^{}: .*choose one of"),
     ],
     ids=["numbers", "finite", "whole numbers", "switches", "texts", "choices"],
 )
-def test_a_value_of_another_kind_is_refused_with_what_to_give(names: list[str], values: list[Any], words: str) -> None:
+def test_a_value_of_another_type_raises_with_the_valid_types(names: list[str], values: list[Any], message: str) -> None:
     for name in names:
         for value in values:
-            with pytest.raises((TypeError, ValueError), match=words.format(name)):
-                given_to(name, value)
+            with pytest.raises((TypeError, ValueError), match=message.format(name)):
+                make_arguments(name, value)
 
 
-def test_a_number_out_of_its_range_is_refused_with_the_range() -> None:
+def test_a_number_out_of_range_raises_with_the_range() -> None:
     ranges = {name: spec.range for name, spec in SPECS.items() if spec.range != Range()}
-    # Every number has a range but the one that may be infinite.
+    # max_grad_norm may be infinite.
     assert set(ranges) == set(NUMBERS) - {"hub_private_repo", "max_grad_norm"}
     for name, allowed in ranges.items():
         upper = min(allowed.high, allowed.below)
         for value in (math.ceil(allowed.low) - 1, math.floor(upper) + 1 if upper < math.inf else -(10**9)):
-            words = f"^{name}=.*out of range; give a .*number from {allowed.low:g} "
-            with pytest.raises(ValueError, match=words.replace("+", r"\+")):
-                given_to(name, value)
+            message = f"^{name}=.*out of range; give a .*number from {allowed.low:g} "
+            with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+                make_arguments(name, value)
 
 
 @pytest.mark.parametrize(("name", "choices"), TEXT_CHOICES.items())
-def test_a_misspelt_text_is_refused_with_the_nearest_choice(name: str, choices: tuple[str, ...]) -> None:
+def test_a_misspelt_choice_raises_with_the_nearest_choice(name: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
-        assert name not in (refusal_of(name, choice) or "")
+        assert name not in (get_error(name, choice) or "")
         with pytest.raises(ValueError, match=f"^{name}='{choice}x' is not valid .*did you mean"):
-            given_to(name, [f"{choice}x"] if name == "include_for_metrics" else f"{choice}x")
+            make_arguments(name, [f"{choice}x"] if name == "include_for_metrics" else f"{choice}x")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "read"),
+    ("name", "value", "expected"),
     [
         ("learning_rate", 1, 1),
         ("learning_rate", np.float32(0.5), 0.5),
@@ -131,9 +130,9 @@ def test_a_misspelt_text_is_refused_with_the_nearest_choice(name: str, choices: 
         ("load_best_model_at_end", None, None),
     ],
 )
-def test_numbers_of_other_libraries_become_pythons_own(name: str, value: Any, read: Any) -> None:
-    held = getattr(TrainingArguments(**{name: value}), name)
-    assert held == read and type(held) is type(read)
+def test_numbers_of_other_libraries_are_converted(name: str, value: Any, expected: Any) -> None:
+    result = getattr(TrainingArguments(**{name: value}), name)
+    assert result == expected and type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -148,23 +147,22 @@ def test_numbers_of_other_libraries_become_pythons_own(name: str, value: Any, re
         ("include_for_metrics", ["inputs"]),
         ("label_names", [("labels",)]),
         ("dataloader_multiprocessing_context", [multiprocessing.get_context("spawn")]),
-        # Other ways to ask for nothing.
         ("fsdp", ["", []]),
         *(("debug", [[]]), ("deepspeed", [{}]), ("push_to_hub", [None])),
     ],
 )
-def test_values_at_the_edge_that_scripts_use_are_taken(name: str, values: list[Any]) -> None:
+def test_boundary_values_that_scripts_use_are_accepted(name: str, values: list[Any]) -> None:
     for value in values:
-        given_to(name, value)
+        make_arguments(name, value)
 
 
-def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> None:
+def test_a_number_as_text_raises_with_a_hint_about_yaml() -> None:
     with pytest.raises(TypeError, match=r"learning_rate='5e-5' is not usable; give a number from 0 up\..* 5\.0e-5"):
         TrainingArguments(learning_rate="5e-5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("keywords", "error", "message"),
     [
         ({"generation_config": {"max_length": 7}}, TypeError, "a path or GenerationConfig"),
         ({"generation_config": transformers.T5Config()}, TypeError, "generation_config"),
@@ -172,13 +170,13 @@ def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> Non
     ],
     ids=str,
 )
-def test_a_wrong_wish_about_generation_is_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        Seq2SeqTrainingArguments("out", **given)
+def test_an_invalid_generation_argument_raises(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Seq2SeqTrainingArguments("out", **keywords)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("keywords", "message"),
     [
         ({"max_tokens_per_batch": 0}, "give a whole number from 1 up"),
         ({"pack_to_length": 1}, "give a whole number from 2 up"),
@@ -196,11 +194,9 @@ def test_a_wrong_wish_about_generation_is_refused(given: dict[str, Any], error: 
     ],
     ids=str,
 )
-def test_what_forms_batches_by_length_cannot_be_combined_with_what_forms_them_otherwise(
-    given: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        TrainingArguments("out", **given)
+def test_batches_by_length_exclude_other_batch_settings(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingArguments("out", **keywords)
 
 
 @pytest.mark.parametrize(
@@ -213,14 +209,14 @@ def test_what_forms_batches_by_length_cannot_be_combined_with_what_forms_them_ot
     ],
     ids=str,
 )
-def test_a_step_that_may_be_done_again_goes_with_nothing_that_starts_over_waits_or_updates_in_a_pass(
+def test_auto_micro_batch_excludes_settings_that_prevent_a_repeated_step(
     other: dict[str, Any],
 ) -> None:
     with pytest.raises(ValueError, match=rf"auto_micro_batch does not go with {next(iter(other))}="):
         TrainingArguments("out", auto_micro_batch=True, **other)
 
 
-def test_a_token_is_never_shown_in_a_refusal() -> None:
+def test_errors_never_show_a_token() -> None:
     secret: Any = ["hf_secret"]
     with pytest.raises(TypeError, match=r"^hub_token is not usable") as caught:
         TrainingArguments(hub_token=secret)
@@ -229,7 +225,7 @@ def test_a_token_is_never_shown_in_a_refusal() -> None:
 
 def test_a_subclass_may_give_a_field_a_default_of_another_type() -> None:
     @dataclasses.dataclass
-    class OwnArguments(TrainingArguments):
+    class TextDefault(TrainingArguments):
         bf16: bool | str = "auto"  # type: ignore[assignment]
 
         def __post_init__(self) -> None:
@@ -237,19 +233,19 @@ def test_a_subclass_may_give_a_field_a_default_of_another_type() -> None:
             super().__post_init__()
 
     @dataclasses.dataclass
-    class LaterArguments(TrainingArguments):
+    class NoneDefault(TrainingArguments):
         max_steps: int | None = None  # type: ignore[assignment]
 
-    assert OwnArguments().bf16 is False
-    assert LaterArguments().max_steps is None
+    assert TextDefault().bf16 is False
+    assert NoneDefault().max_steps is None
     with pytest.raises(TypeError, match="max_steps"):
-        LaterArguments(max_steps="many")  # type: ignore[arg-type]
+        NoneDefault(max_steps="many")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "keywords", [{"dataloader_persistent_workers": True}, {"dataloader_multiprocessing_context": "spawn"}], ids=str
 )
-def test_what_is_set_later_is_checked_when_a_trainer_is_made(tmp_path: Path, keywords: dict[str, Any]) -> None:
+def test_values_set_after_construction_are_checked_by_a_trainer(tmp_path: Path, keywords: dict[str, Any]) -> None:
     args = TrainingArguments(str(tmp_path), **keywords)
     args.per_device_train_batch_size = 0
     with pytest.raises(ValueError, match="per_device_train_batch_size=0 is out of range"):
@@ -261,26 +257,24 @@ def test_what_is_set_later_is_checked_when_a_trainer_is_made(tmp_path: Path, key
     check_arguments(args)
 
 
-def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_values_of_environment_variables_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     args = TrainingArguments()
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     with pytest.raises(NotImplementedError, match="ACCELERATE_MIXED_PRECISION"):
         TrainingArguments()
-    # Scripts set fields after construction too.
     args.debug = "tpu_metrics_debug"
     with pytest.raises(NotImplementedError, match=r"debug=\['tpu_metrics_debug'\]"):
         refuse_unsupported(args)
 
 
 @pytest.mark.parametrize(("size", "processes", "steps"), [(8, 1, 8), (8, 4, 2), (16, 4, 1), (1, 2, 32)])
-def test_accumulation_follows_from_the_global_batch_size(
+def test_accumulation_is_derived_from_the_global_batch_size(
     monkeypatch: pytest.MonkeyPatch, size: int, processes: int, steps: int
 ) -> None:
     monkeypatch.setattr(TrainingArguments, "world_size", processes)
     args = TrainingArguments("out", global_batch_size=64, per_device_train_batch_size=size, use_cpu=True)
     assert args.gradient_accumulation_steps == steps
-    # A copy follows its own sizes, and so do arguments that a script sets later.
     assert dataclasses.replace(args, global_batch_size=128).gradient_accumulation_steps == 2 * steps
     of_dict = TrainingArguments(**{**args.to_dict(), "global_batch_size": 128})
     assert of_dict.gradient_accumulation_steps == 2 * steps
@@ -292,7 +286,7 @@ def test_accumulation_follows_from_the_global_batch_size(
 
 
 @pytest.mark.parametrize(
-    ("values", "processes", "words"),
+    ("values", "processes", "message"),
     [
         ({"per_device_train_batch_size": 5}, 2, r"not a multiple of 10, .*Set .* to one of 3, 4, 6, 12\."),
         ({"per_device_train_batch_size": 500, "global_batch_size": 1000}, 4, r"Set .* to one of 125, 250\."),
@@ -301,15 +295,15 @@ def test_accumulation_follows_from_the_global_batch_size(
         ({"global_batch_size": 0}, 1, r"global_batch_size=0 is out of range"),
     ],
 )
-def test_a_global_batch_size_that_the_sizes_do_not_make_is_refused_with_those_that_do(
-    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], processes: int, words: str
+def test_an_indivisible_global_batch_size_raises_with_valid_sizes(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], processes: int, message: str
 ) -> None:
     monkeypatch.setattr(TrainingArguments, "world_size", processes)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         TrainingArguments("out", use_cpu=True, **{"global_batch_size": 24, **values})
 
 
-def test_split_batches_count_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_batches_are_shared_by_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingArguments, "world_size", 2)
     settings = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 8}
     assert TrainingArguments("out", global_batch_size=64, **settings).gradient_accumulation_steps == 8

@@ -16,24 +16,24 @@ NO_SECRETS = (
 )
 
 
-def test_tokens_keys_and_passwords_are_secrets_and_parts_of_a_vocabulary_are_none() -> None:
+def test_tokens_of_a_vocabulary_are_not_secrets() -> None:
     assert [name for name in SECRETS if not is_secret_name(name)] == []
     assert [name for name in NO_SECRETS if is_secret_name(name)] == []
 
 
-def test_secrets_are_masked_at_every_depth_and_nothing_else_is_touched() -> None:
-    given = {
+def test_only_secrets_are_masked_at_every_depth() -> None:
+    values = {
         "model_init_kwargs": {"token": "hf_1", "eos_token": "</s>", 3: None},
         "services": [{"API_KEY": "k", "credentials": {"user": "u", "pass": "p"}}, ("plain", {"hub_token": True})],
         "hub_token": None,
     }
-    assert redact_secrets(given) == {
+    assert redact_secrets(values) == {
         "model_init_kwargs": {"token": "<TOKEN>", "eos_token": "</s>", 3: None},
         "services": [{"API_KEY": "<API_KEY>", "credentials": "<CREDENTIALS>"}, ("plain", {"hub_token": True})],
         "hub_token": None,
     }
-    assert given["model_init_kwargs"]["token"] == "hf_1"  # type: ignore[index]
-    assert redact_secrets(given, mask=lambda name: None)["model_init_kwargs"]["token"] is None
+    assert values["model_init_kwargs"]["token"] == "hf_1"  # type: ignore[index]
+    assert redact_secrets(values, mask=lambda name: None)["model_init_kwargs"]["token"] is None
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,10 @@ def test_secrets_are_masked_at_every_depth_and_nothing_else_is_touched() -> None
         ("https://host:80/a?mail=b@c", "https://host:80/a?mail=b@c"),
     ],
 )
-def test_what_signs_in_within_a_url_is_taken_out(text: str, shown: str) -> None:
+def test_credentials_in_urls_are_removed(text: str, shown: str) -> None:
     assert redact_secrets({"proxies": [text]}) == {"proxies": [shown]}
 
 
 @pytest.mark.parametrize("value", [{"a": [1, ("b", {})]}, "s3://bucket/x", 3, None])
-def test_a_value_without_secrets_is_given_back_itself(value: Any) -> None:
+def test_a_value_without_secrets_is_returned_unchanged(value: Any) -> None:
     assert redact_secrets(value) is value

@@ -12,7 +12,7 @@ from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
 from tests.arguments.test_fields import ONLY_OURS
 
-GIVEN: dict[str, Any] = {
+KEYWORDS: dict[str, Any] = {
     "output_dir": "out",
     "hub_token": "hf_secret",
     "eval_strategy": "steps",
@@ -30,33 +30,33 @@ class WithModelKeywords(TrainingArguments):
     service_token: str | None = None
 
 
-def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
+def drop_additional(values: dict[str, Any]) -> dict[str, Any]:
     for name in ONLY_OURS:
         del values[name]
     return values
 
 
-@pytest.mark.parametrize("given", [{}, GIVEN], ids=["defaults", "given"])
-def test_the_dict_holds_what_that_of_transformers_holds(given: dict[str, Any]) -> None:
-    ours, theirs = TrainingArguments(**given).to_dict(), transformers.TrainingArguments(**given).to_dict()
-    assert _without_ours(ours) == theirs
+@pytest.mark.parametrize("keywords", [{}, KEYWORDS], ids=["defaults", "keywords"])
+def test_the_dict_equals_that_of_transformers(keywords: dict[str, Any]) -> None:
+    ours, theirs = TrainingArguments(**keywords).to_dict(), transformers.TrainingArguments(**keywords).to_dict()
+    assert drop_additional(ours) == theirs
     assert list(ours) == list(theirs)
     assert {type(value) for value in ours.values()} == {type(value) for value in theirs.values()}
 
 
-def test_the_sanitized_dict_holds_what_that_of_transformers_holds() -> None:
-    ours = TrainingArguments(**GIVEN).to_sanitized_dict()
-    theirs = transformers.TrainingArguments(**GIVEN).to_sanitized_dict()
+def test_the_sanitized_dict_equals_that_of_transformers() -> None:
+    ours = TrainingArguments(**KEYWORDS).to_sanitized_dict()
+    theirs = transformers.TrainingArguments(**KEYWORDS).to_sanitized_dict()
     del ours["accelerator_config"], theirs["accelerator_config"]
-    assert _without_ours(ours) == theirs
+    assert drop_additional(ours) == theirs
 
 
-def test_json_reads_back_as_the_dict() -> None:
-    args = TrainingArguments(**GIVEN, lightning={"profiler": torch.device("cpu")})
+def test_parsed_json_equals_the_dict() -> None:
+    args = TrainingArguments(**KEYWORDS, lightning={"profiler": torch.device("cpu")})
     assert json.loads(args.to_json_string()) == {**args.to_dict(), "lightning": {"profiler": "cpu"}}
 
 
-def test_tokens_are_masked_wherever_arguments_are_shown_and_stay_readable_for_the_run() -> None:
+def test_tokens_are_masked_in_texts_and_dicts_only() -> None:
     plain = TrainingArguments(hub_token="hf_secret")
     derived = WithModelKeywords(hub_token="hf_secret", service_token="hf_secret")
     for args in (plain, derived, Seq2SeqTrainingArguments(hub_token="hf_secret")):
@@ -67,7 +67,7 @@ def test_tokens_are_masked_wherever_arguments_are_shown_and_stay_readable_for_th
     assert "<SERVICE_TOKEN>" in repr(derived)
 
 
-def test_the_text_form_lists_every_argument_in_alphabetical_order_unless_a_subclass_has_its_own() -> None:
+def test_the_text_lists_every_argument_alphabetically_unless_a_subclass_overrides_it() -> None:
     lines = str(TrainingArguments()).splitlines()
     assert lines[0] == "TrainingArguments(" and lines[-1] == ")"
     names = [line.split("=")[0] for line in lines[1:-1]]
@@ -76,7 +76,7 @@ def test_the_text_form_lists_every_argument_in_alphabetical_order_unless_a_subcl
     assert terse.__repr__ is len
 
 
-def test_dtypes_inside_a_dict_are_named_and_the_arguments_keep_theirs() -> None:
+def test_dtypes_in_dicts_are_converted_to_names_in_a_copy() -> None:
     quantization = transformers.BitsAndBytesConfig(load_in_4bit=True)
     args = WithModelKeywords(
         model_init_kwargs={"dtype": torch.bfloat16, "deep": {"dtype": torch.float32}, "config": quantization}
@@ -86,14 +86,13 @@ def test_dtypes_inside_a_dict_are_named_and_the_arguments_keep_theirs() -> None:
         "deep": {"dtype": "float32"},
         "config": quantization.to_dict(),
     }
-    # The dict is a copy.
     assert isinstance(args.model_init_kwargs, dict)
     assert args.model_init_kwargs["dtype"] is torch.bfloat16
 
 
-@pytest.mark.parametrize("wanted", [None, "some/config.json", transformers.GenerationConfig(max_length=7)])
-def test_a_generation_config_is_written_as_transformers_writes_it(wanted: Any) -> None:
-    settings: dict[str, Any] = {"predict_with_generate": True, "generation_config": wanted}
+@pytest.mark.parametrize("config", [None, "some/config.json", transformers.GenerationConfig(max_length=7)])
+def test_a_generation_config_is_serialized_as_in_transformers(config: Any) -> None:
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_config": config}
     theirs = transformers.Seq2SeqTrainingArguments("out", **settings).to_dict()["generation_config"]
     args = Seq2SeqTrainingArguments("out", **settings)
     assert args.to_dict()["generation_config"] == theirs

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from littrainer.arguments.sharding import KEYS, OTHER_NAMES, ShardingPlan, check_processes, get_sharding_plan
+from littrainer.arguments.sharding import KEY_ALIASES, KEYS, ShardingPlan, check_processes, get_sharding_plan
 from tests.scenarios.trainers import quiet_arguments
 
-# Key -> a value other than its default, and further keys that it needs.
+# Key -> non-default value, and required keys.
 OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "version": (1, {}),
     "reshard_after_forward": (False, {}),
@@ -33,17 +33,17 @@ OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def plan_of(config: Any = None, **changes: Any) -> Any:
+def make_plan(config: Any = None, **changes: Any) -> Any:
     return get_sharding_plan(quiet_arguments("unused", **{"fsdp": True, "fsdp_config": config, **changes}))
 
 
 @pytest.mark.parametrize("nothing", [None, False, "", [], "false"])
-def test_nothing_is_sharded_where_nobody_asks_for_it(nothing: Any) -> None:
+def test_fsdp_is_off_by_default(nothing: Any) -> None:
     args = quiet_arguments("unused", fsdp=nothing)
     assert get_sharding_plan(args) is None and args.fsdp_plugin_args is None
 
 
-def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
+def test_normalized_arguments_equal_those_of_transformers(tmp_path: Path) -> None:
     from transformers import TrainingArguments as Theirs
 
     keywords: dict[str, Any] = {
@@ -55,24 +55,28 @@ def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
     assert ours.fsdp is theirs.fsdp is True
     assert ours.fsdp_config == theirs.fsdp_config
     assert ours.fsdp_plugin_args == theirs.fsdp_plugin_args
-    assert plan_of().sync_module_states and not plan_of().has_sharded_checkpoints
+    assert make_plan().sync_module_states and not make_plan().has_sharded_checkpoints
 
 
-def test_words_of_transformers_4_and_files_are_understood_also_if_they_are_set_afterwards(tmp_path: Path) -> None:
-    words = "full_shard auto_wrap offload"
+def test_options_of_transformers_4_and_files_are_accepted_also_after_construction(tmp_path: Path) -> None:
+    options = "full_shard auto_wrap offload"
     path = tmp_path / "fsdp.json"
     path.write_text(json.dumps({"fsdp_state_dict_type": "sharded_state_dict", "fsdp_min_num_params": 2000}))
     args = quiet_arguments("unused")
-    args.fsdp, args.fsdp_config = words, str(path)
-    for plan in (plan_of(str(path), fsdp=words), plan_of(str(path), fsdp=words.split()), get_sharding_plan(args)):
+    args.fsdp, args.fsdp_config = options, str(path)
+    for plan in (
+        make_plan(str(path), fsdp=options),
+        make_plan(str(path), fsdp=options.split()),
+        get_sharding_plan(args),
+    ):
         assert plan.cpu_offload and plan.reshard_after_forward is True and plan.has_sharded_checkpoints
         assert (plan.auto_wrap_policy, plan.min_num_params) == ("SIZE_BASED_WRAP", 2000)
-    assert plan_of(None, fsdp="shard_grad_op").reshard_after_forward is False
-    assert plan_of({"version": 1}, fsdp="hybrid_shard").reshard_after_forward == "HYBRID_SHARD"
+    assert make_plan(None, fsdp="shard_grad_op").reshard_after_forward is False
+    assert make_plan({"version": 1}, fsdp="hybrid_shard").reshard_after_forward == "HYBRID_SHARD"
 
 
-def test_every_key_has_another_value_here() -> None:
-    assert OTHER_VALUES.keys() == KEYS.keys() >= set(OTHER_NAMES.values())
+def test_every_key_is_documented_and_tested() -> None:
+    assert OTHER_VALUES.keys() == KEYS.keys() >= set(KEY_ALIASES.values())
     page = Path(__file__).parents[2].joinpath("docs", "scale.md").read_text(encoding="utf-8")
     for name, default in ((field.name, field.default) for field in dataclasses.fields(ShardingPlan)):
         shown = "none" if default is None or name == "auto_wrap_policy" else f"`{default}`"
@@ -82,11 +86,11 @@ def test_every_key_has_another_value_here() -> None:
 @pytest.mark.parametrize("name", KEYS)
 def test_every_key_changes_the_plan(name: str) -> None:
     value, further = OTHER_VALUES[name]
-    assert getattr(plan_of({name: value, **further}), name) != getattr(plan_of(further), name)
+    assert getattr(make_plan({name: value, **further}), name) != getattr(make_plan(further), name)
 
 
 @pytest.mark.parametrize(
-    ("words", "config", "message"),
+    ("fsdp", "config", "message"),
     [
         ("full_shart", None, "did you mean 'full_shard'"),
         ("full_shard shard_grad_op", None, "names 2 ways"),
@@ -112,23 +116,23 @@ def test_every_key_changes_the_plan(name: str) -> None:
         (True, "{}[", "JSON"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_can(words: Any, config: Any, message: str) -> None:
+def test_an_invalid_config_raises_with_valid_values(fsdp: Any, config: Any, message: str) -> None:
     with pytest.raises((ValueError, OSError)) as raised:
-        plan_of(config, fsdp=words)
+        make_plan(config, fsdp=fsdp)
     assert message in str(raised.value)
 
 
-def test_what_shards_by_itself_or_recomputes_too_and_tpus_are_refused() -> None:
+def test_conflicting_arguments_and_tpu_keys_raise() -> None:
     with pytest.raises(ValueError, match="recomputed twice"):
-        plan_of({"activation_checkpointing": True}, gradient_checkpointing=True)
+        make_plan({"activation_checkpointing": True}, gradient_checkpointing=True)
     with pytest.raises(ValueError, match="FULL_STATE_DICT"):
-        plan_of({"state_dict_type": "SHARDED_STATE_DICT"}, save_only_model=True)
+        make_plan({"state_dict_type": "SHARDED_STATE_DICT"}, save_only_model=True)
     for key in ("xla", "xla_fsdp_settings"):
         with pytest.raises(NotImplementedError, match=key):
-            plan_of({key: {"compute_dtype": "float16"} if key == "xla_fsdp_settings" else True})
+            make_plan({key: {"compute_dtype": "float16"} if key == "xla_fsdp_settings" else True})
 
 
-def test_a_config_without_fsdp_is_told_to_have_no_effect() -> None:
+def test_a_config_without_fsdp_warns() -> None:
     with pytest.warns(UserWarning, match="fsdp is not switched on"):
         quiet_arguments("unused", fsdp_config={"cpu_offload": True})
     with warnings.catch_warnings():
@@ -136,7 +140,7 @@ def test_a_config_without_fsdp_is_told_to_have_no_effect() -> None:
         quiet_arguments("unused", fsdp_config={"min_num_params": 0, "xla": False})
 
 
-def test_accelerate_launch_asks_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_accelerate_launch_enables_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {
         "ACCELERATE_USE_FSDP": "true",
         "FSDP_VERSION": "2",
@@ -154,11 +158,11 @@ def test_accelerate_launch_asks_by_its_environment(monkeypatch: pytest.MonkeyPat
     assert plan is not None and args.fsdp_plugin_args is None
     assert plan.transformer_layer_cls_to_wrap == ("A", "B") and plan.reshard_after_forward is False
     assert not plan.has_sharded_checkpoints
-    # What the arguments say goes before it.
-    assert plan_of().transformer_layer_cls_to_wrap is None
+    # Arguments take precedence.
+    assert make_plan().transformer_layer_cls_to_wrap is None
 
 
-def test_one_process_alone_and_version_1_on_a_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_and_version_1_on_a_cpu_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     args = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
     with pytest.raises(ValueError, match="littrainer run --devices 2"):
         check_processes(args)
@@ -167,11 +171,11 @@ def test_one_process_alone_and_version_1_on_a_cpu_are_refused(monkeypatch: pytes
         check_processes(args)
 
 
-def test_arguments_without_sharding_leave_what_others_ask_of_from_pretrained() -> None:
-    plan_of({"cpu_ram_efficient_loading": True})
+def test_arguments_without_fsdp_keep_the_environment_for_from_pretrained() -> None:
+    make_plan({"cpu_ram_efficient_loading": True})
     quiet_arguments("unused")
     assert os.environ["ACCELERATE_USE_FSDP"] == os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
-    # The process was not launched with it.
+    # Not by a launcher.
     assert get_sharding_plan(quiet_arguments("unused")) is None
-    plan_of({"cpu_ram_efficient_loading": False})
+    make_plan({"cpu_ram_efficient_loading": False})
     assert "ACCELERATE_USE_FSDP" not in os.environ

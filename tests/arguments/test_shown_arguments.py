@@ -13,11 +13,11 @@ from littrainer.arguments.shown_arguments import (
     select_non_defaults,
 )
 
-# What follows from use_cpu, or from the machine.
+# Derived from use_cpu or the machine.
 DERIVED = {"dataloader_pin_memory", "disable_tqdm", "optim", "bf16", "logging_dir"}
 
 
-def test_arguments_are_compared_with_their_defaults_and_those_of_a_subclass_come_last() -> None:
+def test_non_default_arguments_are_selected_with_those_of_a_subclass_last() -> None:
     args = TrainingArguments(
         "out", learning_rate=0.25, lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}, use_cpu=True
     )
@@ -50,5 +50,5 @@ def test_arguments_are_compared_with_their_defaults_and_those_of_a_subclass_come
         ("x" * 999, "x" * (MAX_TEXT_LETTERS - 3) + "..."),
     ],
 )
-def test_a_value_is_one_line_without_secrets(value: Any, text: str) -> None:
+def test_a_value_is_formatted_in_a_single_line_without_secrets(value: Any, text: str) -> None:
     assert format_value(value) == text

@@ -19,7 +19,7 @@ from littrainer.arguments.choices import IntervalStrategy
 
 @dataclasses.dataclass
 class DerivedArguments(TrainingArguments):
-    """What libraries on top do: other defaults, further fields, further dict fields, work around the parent's."""
+    """Subclass like those of libraries: new defaults, fields, dict fields and computed values."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
 
@@ -45,7 +45,7 @@ def test_a_subclass_adds_fields_and_changes_defaults() -> None:
 
 
 @pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])
-def test_copies_do_not_ask_for_the_bars_that_nobody_asked_for(cls: type[TrainingArguments]) -> None:
+def test_copies_do_not_request_progress_bars(cls: type[TrainingArguments]) -> None:
     args = cls("out", accelerator_config={"split_batches": True})
     for copied in (dataclasses.replace(args, seed=7), cls(**args.to_dict()), copy.deepcopy(args)):
         assert copied.disable_tqdm is False and not copied._asked_for_bars
@@ -54,7 +54,7 @@ def test_copies_do_not_ask_for_the_bars_that_nobody_asked_for(cls: type[Training
 
 
 @pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])
-def test_instances_survive_pickling_and_copying(cls: type[TrainingArguments], tmp_path: Path) -> None:
+def test_pickled_and_copied_arguments_are_equal(cls: type[TrainingArguments], tmp_path: Path) -> None:
     args = cls("out", eval_strategy="epoch", lr_scheduler_kwargs={"power": 2.0})
     torch.save(args, tmp_path / "training_args.bin")
     loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
@@ -66,7 +66,7 @@ def test_instances_survive_pickling_and_copying(cls: type[TrainingArguments], tm
 
 
 @pytest.mark.parametrize("cls", [transformers.TrainingArguments, TrainingArguments])
-def test_arguments_can_be_built_again_from_their_dict_and_with_one_value_replaced(cls: Any) -> None:
+def test_arguments_can_be_rebuilt_from_their_dict_and_with_a_replaced_value(cls: Any) -> None:
     args = cls("out", eval_strategy="epoch", load_best_model_at_end=True, save_strategy="epoch", use_cpu=True)
     assert cls(**args.to_dict()).to_dict() == args.to_dict()
     replaced = dataclasses.replace(args, learning_rate=1.0)
@@ -75,13 +75,13 @@ def test_arguments_can_be_built_again_from_their_dict_and_with_one_value_replace
 
 @pytest.mark.parametrize("warmup_steps", [0, 0.01, 0.1, 0.999, 1, 1.0, 7, 7.9])
 @pytest.mark.parametrize("total_steps", [1, 33, 1000])
-def test_warmup_lasts_as_long_as_in_transformers(warmup_steps: float, total_steps: int) -> None:
+def test_warmup_steps_equal_those_of_transformers(warmup_steps: float, total_steps: int) -> None:
     ours = TrainingArguments(warmup_steps=warmup_steps)
     theirs = transformers.TrainingArguments(warmup_steps=warmup_steps)
     assert ours.get_warmup_steps(total_steps) == theirs.get_warmup_steps(total_steps)
 
 
-def test_reading_arguments_imports_neither_torch_nor_lightning_nor_transformers() -> None:
+def test_arguments_import_neither_torch_nor_lightning_nor_transformers() -> None:
     program = (
         "import sys; from littrainer.arguments.training_arguments import TrainingArguments; "
         "args = TrainingArguments('out', eval_strategy='epoch', dataloader_num_workers=2); args.to_dict(), str(args); "

@@ -1,8 +1,7 @@
-"""What a short script shows under five logging configurations: `python -m tests.compat.console SIDE FOLDER`.
+"""Output of a script under five logging configurations: `python -m tests.compat.console SIDE FOLDER`.
 
-SIDE is "transformers" or "littrainer run", which redirects transformers' names as the command of that name does. Each
-configuration holds for a process, so each has one of its own, forked when the imports are done; its stdout and stderr
-are left in `FOLDER/CONFIGURATION.out` and `.err`.
+SIDE is "transformers" or "littrainer run", with the redirection. A forked process per configuration writes its stdout
+and stderr to `FOLDER/CONFIGURATION.out` and `.err`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def _explicit_format() -> None:
     transformers.logging.enable_explicit_format()
 
 
-def _propagated_to_the_root() -> None:
+def _propagate_to_the_root() -> None:
     import transformers
 
     logging.basicConfig(level=logging.INFO, format=NAMED, stream=sys.stdout)
@@ -49,15 +48,15 @@ def _propagated_to_the_root() -> None:
 
 
 def _nothing() -> None:
-    """Leave all as the libraries have it."""
+    """Keep the defaults."""
 
 
-# Name -> what the script does first, and its `log_level`.
+# Name -> configuration function, and `log_level`.
 CONFIGURATIONS: dict[str, tuple[Callable[[], None], str]] = {
     "nothing": (_nothing, "passive"),
     "verbosity_info": (_verbosity_info, "passive"),
     "explicit_format": (_explicit_format, "passive"),
-    "propagated_to_the_root": (_propagated_to_the_root, "passive"),
+    "propagated_to_the_root": (_propagate_to_the_root, "passive"),
     "log_level_debug": (_root_at_info, "debug"),
 }
 
@@ -111,7 +110,7 @@ def main(side: str, folder: Path) -> None:
     if side == OURS:
         from littrainer.lightning_adapter.run_lightning import import_lightning
 
-        # Before a script configures anything, Lightning gives its loggers handlers of their own.
+        # Lightning adds handlers to its loggers before a script configures logging.
         import_lightning()
     for name, configuration in CONFIGURATIONS.items():
         run_folder = folder / f"{name}.run"

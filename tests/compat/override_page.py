@@ -1,7 +1,6 @@
-"""The override points in docs/api/compatibility.md: `python -m tests.compat.override_page FILE` writes the table.
+"""Table of override points in docs/api/compatibility.md: `python -m tests.compat.override_page FILE` writes it.
 
-It is measured: what the scenarios in tests/fidelity/cases/overrides.py note with our Trainer, which the fidelity tests
-compare with what they note with transformers' own.
+The calls are recorded by the scenarios in tests/fidelity/cases/overrides.py.
 """
 
 from __future__ import annotations
@@ -27,47 +26,46 @@ from tests.scenarios.overrides import OVERRIDE_POINTS
 TABLE = re.compile(r"(?<=\| method \| calls \| arguments \|\n\| --- \| ---: \| --- \|\n)(\|.*\n)+")
 
 
-def measured_calls(folder: Path) -> list[dict[str, dict[str, int]]]:
-    """What both scenarios note with our Trainer: method -> its calls written out -> their number."""
+def record_calls(folder: Path) -> list[dict[str, dict[str, int]]]:
+    """Return for both scenarios: method -> formatted call -> number of calls."""
     calls = []
-    before = Path.cwd()
+    cwd = Path.cwd()
     for script in (overriding_every_method_and_calling_the_parents, overriding_every_method_while_resuming):
-        place = folder / script.__name__
-        place.mkdir()
-        os.chdir(place)
+        run_folder = folder / script.__name__
+        run_folder.mkdir()
+        os.chdir(run_folder)
         try:
             random.seed(20)
             np.random.seed(20)
             torch.manual_seed(20)
-            calls.append(script(Side(OURS, "automatic", place)).extra["calls"])
+            calls.append(script(Side(OURS, "automatic", run_folder)).extra["calls"])
         finally:
-            os.chdir(before)
+            os.chdir(cwd)
     return calls
 
 
-def rows(calls: list[dict[str, dict[str, int]]]) -> str:
-    """The rows of the table."""
-    found = []
+def format_rows(calls: list[dict[str, dict[str, int]]]) -> str:
+    rows = []
     for name in sorted(OVERRIDE_POINTS):
-        made = [of_run.get(name, {}) for of_run in calls]
-        if any(made):
-            numbers = " / ".join(str(sum(ways.values())) for ways in made)
-            found.append(f"| `{name}` | {numbers} | {_written(made)} |\n")
-    return "".join(found)
+        counts_by_run = [run.get(name, {}) for run in calls]
+        if any(counts_by_run):
+            numbers = " / ".join(str(sum(counts.values())) for counts in counts_by_run)
+            rows.append(f"| `{name}` | {numbers} | {_format_calls(counts_by_run)} |\n")
+    return "".join(rows)
 
 
-def _written(made: list[Mapping[str, int]]) -> str:
-    # Shapes and the columns of the batch are the example's own.
+def _format_calls(counts_by_run: list[Mapping[str, int]]) -> str:
+    # Without the shapes and columns of the example.
     generic = dict.fromkeys(
-        re.sub(r"(int64|float32)\[[^]]*\]", "tensor", re.sub(r"\{[^}]*\}", "dict", way))
-        for ways in made
-        for way in ways
+        re.sub(r"(int64|float32)\[[^]]*\]", "tensor", re.sub(r"\{[^}]*\}", "dict", call))
+        for counts in counts_by_run
+        for call in counts
     )
-    return "<br>".join(f"`{way}`" for way in generic)
+    return "<br>".join(f"`{call}`" for call in generic)
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
-        new = rows(measured_calls(Path(folder)))
+        new = format_rows(record_calls(Path(folder)))
         path.write_text(TABLE.sub(lambda _: new, path.read_text("utf-8")), "utf-8")

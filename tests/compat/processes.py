@@ -1,4 +1,4 @@
-"""Fresh Python processes, since what is tested here changes how a whole process imports."""
+"""Python processes for tests of the redirection, which changes the imports of a process."""
 
 import json
 import os
@@ -13,20 +13,20 @@ SOURCE_ROOT = Path(littrainer.__file__).parents[1]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a process that finds littrainer and has not been redirected."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return {**kept, "PYTHONPATH": str(SOURCE_ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **changes}
+    """Return an environment with littrainer on the path and without redirection."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**inherited, "PYTHONPATH": str(SOURCE_ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **changes}
 
 
 def run_python(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter with `arguments` in the folder `cwd`, with `changes` to its environment."""
+    """Run this interpreter in the folder `cwd`, with `changes` to its environment."""
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=300
     )
 
 
 def facts_of(script: str, cwd: Path, **changes: str) -> Any:
-    """Run `script`, which prints one JSON value as its last line, and return that value."""
+    """Run a script and return the JSON value in the last line of its output."""
     path = cwd / "collect_facts.py"
     path.write_text(script)
     done = run_python(str(path), cwd=cwd, **changes)

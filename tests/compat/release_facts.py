@@ -1,6 +1,6 @@
-"""Writes down what one process finds in the release of transformers that stands on its path, and how it trains.
+"""Facts about the release of transformers on the path: `python release_facts.py plain|redirected NAMES` prints them.
 
-`python release_facts.py plain|redirected NAMES`, where the file NAMES lists names by module.
+The file NAMES lists names by module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shapes import shape_of
 
 
 class Classifier(torch.nn.Module):
-    """Two layers with dropout in between."""
+    """Two layers with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,29 +32,29 @@ class Classifier(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def pretend_that_ipython_is_installed() -> None:
-    """Let transformers.utils.notebook be imported where it is not."""
+def mock_ipython() -> None:
+    """Make transformers.utils.notebook importable."""
     if importlib.util.find_spec("IPython") is None:
         package, display = ModuleType("IPython"), ModuleType("IPython.display")
         package.display = display  # type: ignore[attr-defined]
         sys.modules.update({"IPython": package, "IPython.display": display})
 
 
-def names_found(listed: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
-    """Full name -> the module where it is defined, and its shape."""
-    found = {}
-    for module_name, names in listed.items():
+def describe_names(names_by_module: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+    """Return full name -> defining module, and interface."""
+    descriptions = {}
+    for module_name, names in names_by_module.items():
         module = importlib.import_module(module_name)
         for name in names:
             if hasattr(module, name):
                 value = getattr(module, name)
                 home = getattr(value, "__module__", None) or type(value).__module__
-                found[f"{module_name}.{name}"] = {"home": home, **shape_of(value)}
-    return found
+                descriptions[f"{module_name}.{name}"] = {"home": home, **shape_of(value)}
+    return descriptions
 
 
-def training() -> dict[str, Any]:
-    """Logs and weights of a training with evaluations, checkpoints and the best of them at the end."""
+def train() -> dict[str, Any]:
+    """Return logs and weights of a training with evaluations, checkpoints and the best checkpoint."""
     from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def training() -> dict[str, Any]:
     args = TrainingArguments(
         "out",
         per_device_train_batch_size=4,
-        # Ends with an evaluation: the two releases do not agree on whether one is added where the training ends.
+        # A multiple of eval_steps, since only some releases add an evaluation at the end.
         max_steps=9,
         learning_rate=1e-2,
         warmup_steps=0.2,
@@ -88,9 +88,9 @@ def training() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    pretend_that_ipython_is_installed()
+    mock_ipython()
     import transformers
 
-    facts = {"release": transformers.__version__, "names": names_found(json.loads(Path(sys.argv[2]).read_text()))}
-    facts["training"] = training()
+    facts = {"release": transformers.__version__, "names": describe_names(json.loads(Path(sys.argv[2]).read_text()))}
+    facts["training"] = train()
     print(json.dumps(facts))

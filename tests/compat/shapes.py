@@ -1,4 +1,4 @@
-"""What a name means to those who call it: parameters of functions and methods, members of choices, constants."""
+"""Interfaces of names: parameters of functions and methods, members of enumerations, constants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def shape_of(value: Any) -> dict[str, Any]:
-    """Parameters, members and public methods of a class, a function or a constant."""
+    """Return the parameters, members and methods of a class, function or constant."""
     if isinstance(value, type) and issubclass(value, Enum):
         return {"choices": {member.name: member.value for member in value}}
     if isinstance(value, type):
@@ -19,7 +19,7 @@ def shape_of(value: Any) -> dict[str, Any]:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """Names of the parameters in their order, `*name` and `**name` where they collect."""
+    """Return the names of parameters in order, with `*` and `**` of variadic parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -29,13 +29,13 @@ def parameters_of(function: Any) -> list[str]:
 
 
 def methods_of(cls: type) -> dict[str, list[str] | None]:
-    """Public members that transformers or the class's package defines: parameters of methods, None for others."""
+    """Return public members that transformers or the class's package defines -> parameters; None for attributes."""
     packages = {cls.__module__.partition(".")[0], "transformers"}
-    found: dict[str, list[str] | None] = {}
+    members: dict[str, list[str] | None] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.partition(".")[0] in packages:
             for name in vars(base):
                 if not name.startswith("_"):
                     value = getattr(cls, name, None)
-                    found[name] = parameters_of(value) if callable(value) else None
-    return found
+                    members[name] = parameters_of(value) if callable(value) else None
+    return members

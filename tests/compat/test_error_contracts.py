@@ -1,4 +1,4 @@
-"""Errors and warnings that scripts match on: the type is transformers', and its key phrase stands in our message."""
+"""Errors and warnings with the types and key phrases of transformers, which scripts match on."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,22 +24,22 @@ EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "max_ste
 UNKNOWN_METRIC: dict[str, Any] = {**EVALUATED, "metric_for_best_model": "f1", "greater_is_better": True}
 
 
-def trainer(side: Any, callbacks: Any = None, evaluated_on: Any = None, **changes: Any) -> Any:
+def trainer(side: Any, callbacks: Any = None, eval_dataset: Any = None, **changes: Any) -> Any:
     return side.Trainer(
         model=VectorClassifier(),
         args=quiet_arguments("out", side.TrainingArguments, **changes),
         train_dataset=Rows(vector_rows(8)),
-        eval_dataset=Rows(vector_rows(4)) if evaluated_on is None else evaluated_on,
+        eval_dataset=Rows(vector_rows(4)) if eval_dataset is None else eval_dataset,
         callbacks=callbacks,
     )
 
 
-def resumed(side: Any, checkpoint: str | bool) -> None:
+def resume(side: Any, checkpoint: str | bool) -> None:
     Path("out/checkpoint-3").mkdir(parents=True)
     trainer(side, max_steps=1).train(resume_from_checkpoint=checkpoint)
 
 
-# A script that ends in an error on both sides, and what is part of both messages.
+# Name -> script that raises on both sides, and common part of the messages.
 ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an optimizer of torchdistx": (
         lambda side: trainer(side, optim="adamw_anyprecision").create_optimizer(),
@@ -60,11 +60,11 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "`args.metric_for_best_model` must be provided",
     ),
     "a checkpoint that is not there": (
-        lambda side: resumed(side, "out/checkpoint-7"),
+        lambda side: resume(side, "out/checkpoint-7"),
         "Can't find a valid checkpoint at out/checkpoint-7",
     ),
     "a checkpoint without files": (
-        lambda side: resumed(side, "out/checkpoint-3"),
+        lambda side: resume(side, "out/checkpoint-3"),
         "Can't find a valid checkpoint at out/checkpoint-3",
     ),
     "the newest checkpoint of none": (
@@ -91,7 +91,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("script", ERRORS)
-def test_an_error_is_of_transformers_type_and_has_its_phrase(
+def test_an_error_has_the_type_and_the_phrase_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     run, phrase = ERRORS[script]
@@ -107,7 +107,7 @@ def test_an_error_is_of_transformers_type_and_has_its_phrase(
     assert isinstance(ours, type(theirs))
 
 
-def test_labels_that_cannot_be_smoothed_are_told_in_transformers_words(tmp_path: Path) -> None:
+def test_the_warning_about_multi_label_smoothing_equals_that_of_transformers(tmp_path: Path) -> None:
     for side in (THEIRS, OURS):
         model: Any = VectorClassifier()
         model.config = SimpleNamespace(problem_type="multi_label_classification", use_cache=False)

@@ -1,4 +1,4 @@
-"""No method that transformers' Trainer calls on itself is missing from our tables of them."""
+"""Tables of the methods that transformers' Trainer calls on itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.scenarios.overrides import OTHER_CALLS, OVERRIDE_POINTS
 from tests.scenarios.releases import earlier_release
 
 
-def methods_called_in(package: Path) -> set[str]:
-    """The methods of the Trainer of a release of transformers that it calls on itself or hands on, from its source."""
+def find_called_methods(package: Path) -> set[str]:
+    """Return the methods that the Trainer in transformers' source calls on itself or passes on."""
     tree = ast.parse((package / "trainer.py").read_text())
     trainer = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
     methods = {node.name for node in trainer.body if isinstance(node, ast.FunctionDef)}
@@ -22,15 +22,15 @@ def methods_called_in(package: Path) -> set[str]:
     }
 
 
-def test_each_method_that_the_trainer_of_transformers_calls_is_in_a_table() -> None:
+def test_each_called_method_is_in_a_table() -> None:
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     earlier = earlier_release()
     for package in (Path(spec.origin).parent, *([] if earlier is None else [earlier / "transformers"])):
-        assert methods_called_in(package) <= {*OVERRIDE_POINTS, *OTHER_CALLS, *NEVER_CALLED}
+        assert find_called_methods(package) <= {*OVERRIDE_POINTS, *OTHER_CALLS, *NEVER_CALLED}
 
 
-def test_each_that_is_called_is_there_and_none_is_in_two_tables() -> None:
+def test_each_method_of_the_tables_exists_and_is_in_a_single_table() -> None:
     assert [name for name in {*OVERRIDE_POINTS, *OTHER_CALLS} if not hasattr(Trainer, name)] == []
     assert len({*OVERRIDE_POINTS, *OTHER_CALLS, *NEVER_CALLED}) == sum(
         map(len, (OVERRIDE_POINTS, OTHER_CALLS, NEVER_CALLED))

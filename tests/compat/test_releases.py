@@ -1,4 +1,4 @@
-"""The names of both tables, answered or left, with each release of transformers that the tables are written for."""
+"""Names of transformers' modules under the redirection, with each supported release."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import pytest
 import transformers
 
 from littrainer.redirection.names import REPLACED
-from littrainer.redirection.shim import bindings_in
+from littrainer.redirection.shim import parse_bindings
 from tests.compat.page import names_by_module
 from tests.compat.processes import environment
 from tests.compat.shapes import shape_of
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.releases import ABSENT, earlier_release
 
-# The releases of transformers that the tables of the page are about.
 RELEASES = ("5.3.0", "5.23.0")
 NEWEST = RELEASES[-1]
 COLLECTOR = Path(__file__).with_name("release_facts.py")
-ANSWERED, LEFT = (
+OURS_BY_MODULE, ORIGINAL = (
     names_by_module(heading, RELEASES) for heading in ("module | littrainer's", "module | transformers' own")
 )
 NAMES: dict[str, list[str]] = {
-    module: sorted({*ANSWERED.get(module, {}), *LEFT.get(module, {})}) for module in sorted({*ANSWERED, *LEFT})
+    module: sorted({*OURS_BY_MODULE.get(module, {}), *ORIGINAL.get(module, {})})
+    for module in sorted({*OURS_BY_MODULE, *ORIGINAL})
 }
 OURS = {f"{module}.{name}": target for module, names in REPLACED.items() for name, target in names.items()}
 
 
-def folder_of(release: str) -> Path:
-    """What has to stand on the path for this release."""
+def find_release(release: str) -> Path:
+    """Return the path entry of a release."""
     if release == NEWEST:
         assert transformers.__version__ == NEWEST
         return Path(transformers.__file__).parents[1]
@@ -46,9 +46,9 @@ def folder_of(release: str) -> Path:
     return folder
 
 
-def public_names(module: str, release: str) -> set[str]:
-    """Names that the source of a module binds and no other module lends it."""
-    search, spec = [str(folder_of(release))], None
+def list_public_names(module: str, release: str) -> set[str]:
+    """Return the public names that a module's source defines."""
+    search, spec = [str(find_release(release))], None
     fullname = ""
     for part in module.split("."):
         fullname = f"{fullname}.{part}".lstrip(".")
@@ -56,25 +56,25 @@ def public_names(module: str, release: str) -> set[str]:
         assert spec is not None, f"{release} has no {module}"
         search = list(spec.submodule_search_locations or ())
     assert spec is not None and spec.origin is not None
-    bindings = bindings_in(Path(spec.origin).read_text(encoding="utf-8"), module)
+    bindings = parse_bindings(Path(spec.origin).read_text(encoding="utf-8"), module)
     return {name for name, binding in bindings.items() if binding.module is None and not name.startswith("_")}
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_public_name_of_the_trainers_modules_is_answered_or_left_on_purpose(release: str) -> None:
-    assert {module: set(names) for module, names in ANSWERED.items()} == {
+def test_every_public_name_is_in_a_table(release: str) -> None:
+    assert {module: set(names) for module, names in OURS_BY_MODULE.items()} == {
         module: set(names) for module, names in REPLACED.items()
     }
     for module in NAMES:
-        tables = (ANSWERED.get(module, {}), LEFT.get(module, {}))
+        tables = (OURS_BY_MODULE.get(module, {}), ORIGINAL.get(module, {}))
         listed = {name for names in tables for name, releases in names.items() if release in releases}
-        assert public_names(module, release) - {"logger"} == listed, module
+        assert list_public_names(module, release) - {"logger"} == listed, module
 
 
 @pytest.fixture(scope="session")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Release -> `plain` or `redirected` -> what such a process found; each runs once for all workers."""
-    folders = {release: folder_of(release) for release in RELEASES}
+    """Return release -> `plain` or `redirected` -> facts of such a process, which runs once per session."""
+    folders = {release: find_release(release) for release in RELEASES}
 
     def run(shared: Path) -> None:
         for release, folder in folders.items():
@@ -110,7 +110,7 @@ def _run_sides(run: Path, release: Path) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_under_the_redirection_each_name_comes_from_where_the_tables_say(facts: Any, release: str) -> None:
+def test_each_name_is_imported_from_the_library_in_the_tables(facts: Any, release: str) -> None:
     plain, redirected = facts[release]["plain"], facts[release]["redirected"]
     assert plain["release"] == redirected["release"] == release
     homes = {name: fact["home"].partition(".")[0] for name, fact in redirected["names"].items()}
@@ -120,53 +120,54 @@ def test_under_the_redirection_each_name_comes_from_where_the_tables_say(facts: 
     assert [name for name, home in homes.items() if home == "littrainer" and name not in OURS] == []
 
 
-# Class -> members that transformers' has and ours has not, on purpose.
+# Class -> members of transformers that ours lacks on purpose.
 NOT_OFFERED: dict[str, set[str]] = {
     "transformers.integrations.integration_utils.TrackioCallback": {
         *("SPACE_URL", "BADGE_MARKDOWN", "MIN_TRACKIO_VERSION_FOR_FREEZE"),
     },
     "transformers.trainer_pt_utils.AcceleratorConfig": {"pop"},
-    # A module that was imported in the body of the class.
+    # Import in the class body.
     "transformers.training_args.TrainingArguments": {"is_torch_greater_or_equal_than_2_8"},
     "transformers.training_args_seq2seq.Seq2SeqTrainingArguments": {"is_torch_greater_or_equal_than_2_8"},
-    # Ours is another name for adamw_torch_fused, as which this one is read.
+    # Alias of adamw_torch_fused.
     "transformers.training_args.OptimizerNames": {"ADAMW_APEX_FUSED"},
 }
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_what_answers_a_name_takes_what_the_name_takes_in_that_release(facts: Any, release: str) -> None:
-    missed = {}
+def test_a_replaced_name_has_the_interface_of_that_release(facts: Any, release: str) -> None:
+    differences = {}
     for name, target in OURS.items():
         home, attribute = target.split(":")
         theirs = facts[release]["plain"]["names"].get(name)
         if theirs is not None:
             ours = shape_of(getattr(importlib.import_module(home), attribute))
-            missed[name] = shortfalls(ours, theirs, NOT_OFFERED.get(name, set()))
-    assert {name: found for name, found in missed.items() if found} == {}
+            differences[name] = find_differences(ours, theirs, NOT_OFFERED.get(name, set()))
+    assert {name: missing for name, missing in differences.items() if missing} == {}
 
 
-def shortfalls(ours: dict[str, Any], theirs: dict[str, Any], excused: set[str]) -> list[str]:
-    """What a caller of theirs would miss in ours."""
+def find_differences(ours: dict[str, Any], theirs: dict[str, Any], exceptions: set[str]) -> list[str]:
+    """Return the parts of their interface that ours lacks."""
     if "choices" in theirs:
-        wanted = {name: value for name, value in theirs["choices"].items() if name not in excused}
-        return [f"choice {name}" for name, value in wanted.items() if ours["choices"].get(name) != value]
+        expected = {name: value for name, value in theirs["choices"].items() if name not in exceptions}
+        return [f"choice {name}" for name, value in expected.items() if ours["choices"].get(name) != value]
     if "constant" in theirs:
         return [] if ours.get("constant") == theirs["constant"] else ["another value"]
-    found = missing_parameters(ours["parameters"], theirs["parameters"])
+    differences = find_missing_parameters(ours["parameters"], theirs["parameters"])
     for name, parameters in theirs.get("methods", {}).items():
-        # Values that theirs has on the class and ours on each instance.
-        if name in excused or (parameters is None and name in ours["parameters"]):
+        # Class attributes there, instance attributes here.
+        if name in exceptions or (parameters is None and name in ours["parameters"]):
             continue
         if name not in ours["methods"]:
-            found.append(f"no {name}")
+            differences.append(f"no {name}")
         elif parameters is not None and ours["methods"][name] is not None:
-            found += [f"{name}: {one}" for one in missing_parameters(ours["methods"][name], parameters)]
-    return found
+            missing = find_missing_parameters(ours["methods"][name], parameters)
+            differences += [f"{name}: {parameter}" for parameter in missing]
+    return differences
 
 
-def missing_parameters(ours: list[str], theirs: list[str]) -> list[str]:
-    """Parameters of theirs that ours does not take by name; one alone may have another name."""
+def find_missing_parameters(ours: list[str], theirs: list[str]) -> list[str]:
+    """Return the parameters that ours lacks; a single parameter may have a different name."""
     named = [name for name in theirs if not name.startswith("*")]
     if any(name.startswith("**") for name in ours) or (len(named) == 1 and ours):
         return []
@@ -174,7 +175,7 @@ def missing_parameters(ours: list[str], theirs: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_training_is_bit_for_bit_that_of_the_releases_own_trainer(facts: Any, release: str) -> None:
+def test_a_training_equals_that_of_the_release_bit_for_bit(facts: Any, release: str) -> None:
     ours, theirs = facts[release]["redirected"]["training"], facts[release]["plain"]["training"]
     assert len(theirs["logs"]) > 8
     assert ours == theirs

@@ -1,4 +1,4 @@
-"""Methods take what those of transformers' newest release take: by position, by name, and with its defaults."""
+"""Signatures of methods, compared with the newest release of transformers."""
 
 import inspect
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ CLASSES: dict[str, tuple[type, type]] = {
 }
 
 
-def methods() -> Iterator[tuple[str, str]]:
-    """Class and method; of those with an underscore the ones that ours has too, for subclasses override them."""
+def list_methods() -> Iterator[tuple[str, str]]:
+    """Yield class and method: public methods, and private methods that both classes have."""
     for name, (ours, theirs) in CLASSES.items():
         for member in dir(theirs):
             is_shared = not member.startswith("_") or (not member.startswith("__") and hasattr(ours, member))
@@ -28,38 +28,37 @@ def methods() -> Iterator[tuple[str, str]]:
                 yield name, member
 
 
-# Method and parameter -> transformers' default, where it is None here.
+# Method and parameter -> transformers' default; None here.
 UNSET = {
-    # Only a given False keeps early stopping from going on.
+    # None restores early stopping.
     ("__init__", "restore_callback_states_from_checkpoint"): False,
-    # Releases of transformers 4 did without.
+    # Missing in transformers 4.
     ("get_batch_samples", "device"): inspect.Parameter.empty,
     ("_maybe_log_save_evaluate", "start_time"): inspect.Parameter.empty,
 }
 
 
 def parameters_of(method: Any) -> list[tuple[str, Any, Any]]:
-    """Name, kind and default of each parameter."""
-    found = inspect.signature(method).parameters.values()
-    defaults = {one.name: one.default for one in found if one.default is not None}
-    unset = {name: default for (of, name), default in UNSET.items() if of == method.__name__}
-    return [(one.name, one.kind, defaults.get(one.name, unset.get(one.name))) for one in found]
+    """Return name, kind and default of each parameter."""
+    unset = {name: default for (method_name, name), default in UNSET.items() if method_name == method.__name__}
+    return [
+        (parameter.name, parameter.kind, unset.get(parameter.name) if parameter.default is None else parameter.default)
+        for parameter in inspect.signature(method).parameters.values()
+    ]
 
 
-@pytest.mark.parametrize(("name", "method"), list(methods()))
-def test_a_method_takes_the_parameters_of_transformers_in_their_order_with_their_defaults(
-    name: str, method: str
-) -> None:
+@pytest.mark.parametrize(("name", "method"), list(list_methods()))
+def test_a_method_has_the_parameters_of_transformers_with_their_order_and_defaults(name: str, method: str) -> None:
     ours, theirs = (parameters_of(getattr(cls, method)) for cls in CLASSES[name])
-    known = {parameter for parameter, _, _ in theirs}
-    assert [one for one in ours if one[0] in known] == theirs
-    # What is added has a default, and shifts nothing that is passed by position.
-    by_position = [one for one in theirs if one[1] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    assert ours[: len(by_position)] == by_position
-    assert all(default is not inspect.Parameter.empty for parameter, _, default in ours if parameter not in known)
+    their_names = {parameter for parameter, _, _ in theirs}
+    assert [parameter for parameter in ours if parameter[0] in their_names] == theirs
+    # Added parameters have defaults and do not shift positional parameters.
+    positional = [parameter for parameter in theirs if parameter[1] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert ours[: len(positional)] == positional
+    assert all(default is not inspect.Parameter.empty for name, _, default in ours if name not in their_names)
 
 
-def test_formatted_metrics_are_had_from_the_class_and_from_an_instance() -> None:
+def test_metrics_format_is_callable_on_the_class_and_on_an_instance() -> None:
     metrics = {"train_runtime": 3.25, "total_flos": 3 << 30, "loss": 0.123456}
     instance = littrainer.Trainer.__new__(littrainer.Trainer)
     formatted = transformers.Trainer.metrics_format(metrics)

@@ -13,8 +13,8 @@ from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.releases import ABSENT, earlier_release
 from tests.scenarios.trainers import quiet_trainer
 
-ANSWERED = table("attribute of a Trainer | what it is")
-# Sequences are not split between processes, and mixed meshes are looked for at each clipping.
+ATTRIBUTES = table("attribute of a Trainer | what it is")
+# State of features that are absent or stateless here.
 NOT_OFFERED = {"_attn_mask_causal_checked", "_mixed_mesh_grads"}
 ONLY_IN_TRANSFORMERS_4 = {"is_tp_enabled"}
 SINCE_5_3 = {
@@ -25,8 +25,8 @@ SINCE_5_3 = {
 }
 
 
-def attributes_set_in(package: Path) -> set[str]:
-    """The attributes that the Trainer of a release of transformers sets on itself, read from its source."""
+def find_set_attributes(package: Path) -> set[str]:
+    """Return the attributes that the Trainer in transformers' source sets on itself."""
     tree = ast.parse((package / "trainer.py").read_text())
     trainer = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
     return {
@@ -36,36 +36,36 @@ def attributes_set_in(package: Path) -> set[str]:
     }
 
 
-def test_the_table_names_each_attribute_that_a_trainer_of_transformers_sets() -> None:
-    named = {*ANSWERED, *NOT_OFFERED}
-    newest, earlier = attributes_set_in(Path(transformers.__file__).parent), earlier_release()
-    assert newest == named - ONLY_IN_TRANSFORMERS_4
+def test_the_table_lists_each_attribute_that_transformers_trainer_sets() -> None:
+    documented = {*ATTRIBUTES, *NOT_OFFERED}
+    newest, earlier = find_set_attributes(Path(transformers.__file__).parent), earlier_release()
+    assert newest == documented - ONLY_IN_TRANSFORMERS_4
     if earlier is None:
         pytest.skip(ABSENT)
-    assert attributes_set_in(earlier / "transformers") == named - ONLY_IN_TRANSFORMERS_4 - SINCE_5_3
+    assert find_set_attributes(earlier / "transformers") == documented - ONLY_IN_TRANSFORMERS_4 - SINCE_5_3
 
 
-def test_each_attribute_of_the_table_is_there_before_training(tmp_path: Path) -> None:
+def test_each_attribute_of_the_table_exists_before_training(tmp_path: Path) -> None:
     untrained = quiet_trainer(tmp_path)
-    for name in ANSWERED:
+    for name in ATTRIBUTES:
         getattr(untrained, name)
 
 
-def test_neftunes_handle_is_there_while_it_trains(tmp_path: Path) -> None:
-    seen: list[Any] = []
+def test_the_neftune_hook_is_registered_during_training(tmp_path: Path) -> None:
+    is_registered: list[Any] = []
 
-    class Looking(Trainer):
+    class HookRecorder(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(self.neftune_hook_handle.id in model.get_input_embeddings()._forward_hooks)
+            is_registered.append(self.neftune_hook_handle.id in model.get_input_embeddings()._forward_hooks)
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    given = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": 0}] * 4}
+    data = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": 0}] * 4}
     model, changes = tiny_bert_classifier(), {"neftune_noise_alpha": 5, "max_steps": 1}
-    quiet_trainer(tmp_path, model, kind=Looking, given=given, **changes).train()
-    assert seen == [True]
+    quiet_trainer(tmp_path, model, kind=HookRecorder, given=data, **changes).train()
+    assert is_registered == [True]
 
 
-def test_an_overridden_evaluate_measures_its_memory_as_transformers_scripts_do(tmp_path: Path) -> None:
+def test_an_overridden_evaluate_can_measure_its_memory(tmp_path: Path) -> None:
     class Measured(Trainer):
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
             self._memory_tracker.start()

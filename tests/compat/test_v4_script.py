@@ -1,4 +1,4 @@
-"""A script as one wrote it for transformers 4, run unchanged through the redirection."""
+"""Script for transformers 4, run unchanged with the redirection."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ print(json.dumps({"home": Trainer.__module__, "steps": trainer.state.global_step
 """
 
 
-def test_a_script_for_transformers_4_trains_unchanged_and_is_told_each_earlier_spelling(tmp_path: Path) -> None:
+def test_a_script_for_transformers_4_trains_with_warnings(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     options = (
         "--output_dir out --overwrite_output_dir --evaluation_strategy epoch --per_gpu_train_batch_size 4 --no_cuda"
@@ -65,5 +65,5 @@ def test_a_script_for_transformers_4_trains_unchanged_and_is_told_each_earlier_s
     assert json.loads(done.stdout.splitlines()[-1]) == {"home": "littrainer.trainer", "steps": 4, "evaluations": 2}
     for name in ("evaluation_strategy", "overwrite_output_dir", "per_gpu_train_batch_size", "no_cuda"):
         assert done.stderr.count(f"FutureWarning: {name}=") == 1, name
-    for told in ("processing_class", "resume_from_checkpoint", "OldTrainer.compute_loss without num_items_in_batch"):
-        assert told in done.stderr
+    for phrase in ("processing_class", "resume_from_checkpoint", "OldTrainer.compute_loss without num_items_in_batch"):
+        assert phrase in done.stderr

@@ -1,4 +1,4 @@
-"""What a script for transformers 4 does with a Trainer."""
+"""Uses of a Trainer in scripts for transformers 4."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from littrainer import Trainer
 from tests.scenarios.trainers import quiet_trainer
 
-# Method of the Trainer of transformers 4.57 that transformers 5 lacks, or that has fewer parameters there -> its
-# required parameters, and the others; and `metrics` of 4.46. Others are compared with transformers' own.
+# Method of transformers 4.57 that 5 lacks, or has with fewer parameters -> required, and optional parameters.
 PARAMETERS: dict[str, tuple[str, str]] = {
     "num_tokens": ("train_dl", "max_steps"),
     "_save_checkpoint": ("model trial", "metrics"),
@@ -23,26 +22,24 @@ PARAMETERS: dict[str, tuple[str, str]] = {
     "prediction_loop": ("dataloader description", "prediction_loss_only ignore_keys metric_key_prefix"),
     "set_initial_training_values": ("args dataloader total_train_batch_size", ""),
 }
-# Signatures of earlier releases, which lacked a parameter.
+# Method -> parameters of earlier releases.
 SHORTER = {"get_batch_samples": "epoch_iterator num_batches", "_maybe_log_save_evaluate": "1 2 3 4 5 6"}
 
 
 class Tokenizer:
-    """Stands for a tokenizer, of which only the identity counts here."""
-
     def save_pretrained(self, folder: str) -> None:
         (Path(folder) / "tokenizer.txt").write_text("saved", encoding="utf-8")
 
 
-def a_trainer(folder: Path, cls: type[Trainer] = Trainer, **keywords: Any) -> Any:
+def make_trainer(folder: Path, cls: type[Trainer] = Trainer, **keywords: Any) -> Any:
     steps = {"max_steps": 3, "gradient_accumulation_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
     return quiet_trainer(folder, kind=cls, given={"data_collator": None, **keywords}, **steps)
 
 
-def test_a_tokenizer_is_taken_for_the_processing_class(tmp_path: Path) -> None:
+def test_a_tokenizer_becomes_the_processing_class(tmp_path: Path) -> None:
     tokenizer = Tokenizer()
     with pytest.warns(FutureWarning, match="write processing_class"):
-        trainer = a_trainer(tmp_path, tokenizer=tokenizer, data_collator=torch.utils.data.default_collate)
+        trainer = make_trainer(tmp_path, tokenizer=tokenizer, data_collator=torch.utils.data.default_collate)
     assert trainer.processing_class is tokenizer
     with pytest.warns(FutureWarning, match="trainer.processing_class"):
         assert trainer.tokenizer is tokenizer
@@ -54,20 +51,20 @@ def test_a_tokenizer_is_taken_for_the_processing_class(tmp_path: Path) -> None:
         Trainer(model=torch.nn.Linear(1, 1), tokenizer=tokenizer, processing_class=tokenizer)  # type: ignore[call-arg]
 
 
-def test_a_subclass_may_keep_a_tokenizer_of_its_own(tmp_path: Path) -> None:
-    class WithOwnTokenizer(Trainer):
+def test_a_subclass_may_set_its_tokenizer_attribute(tmp_path: Path) -> None:
+    class WithTokenizer(Trainer):
         def __init__(self, *values: Any, **keywords: Any) -> None:
-            self.tokenizer = "its own"
+            self.tokenizer = "of the subclass"
             super().__init__(*values, **keywords)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
-        trainer = a_trainer(tmp_path, WithOwnTokenizer)
-        assert (trainer.tokenizer, trainer.processing_class) == ("its own", None)
+        trainer = make_trainer(tmp_path, WithTokenizer)
+        assert (trainer.tokenizer, trainer.processing_class) == ("of the subclass", None)
 
 
-def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path)
+def test_earlier_methods_and_keywords_work(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
     with (
         pytest.warns(FutureWarning, match="write resume_from_checkpoint"),
         pytest.raises(ValueError, match="not-there"),
@@ -89,14 +86,14 @@ def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-10"]
 
 
-def losses_with(folder: Path, cls: type[Trainer]) -> list[float]:
-    trainer = a_trainer(folder, cls)
+def train_losses(folder: Path, cls: type[Trainer]) -> list[float]:
+    trainer = make_trainer(folder, cls)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_overrides_without_the_windows_size_train_as_those_with_it(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="Old.training_step without num_items_in_batch") as told:
+def test_overrides_without_num_items_in_batch_train_equally(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="Old.training_step without num_items_in_batch") as record:
 
         class Old(Trainer):
             def training_step(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
@@ -106,24 +103,24 @@ def test_overrides_without_the_windows_size_train_as_those_with_it(tmp_path: Pat
                 outputs = model(**inputs)
                 return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
-    assert [str(one.message) for one in told if "Old.compute_loss without num_items_in_batch" in str(one.message)]
-    assert losses_with(tmp_path / "old", Old) == losses_with(tmp_path / "new", Trainer)
+    assert any("Old.compute_loss without num_items_in_batch" in str(warning.message) for warning in record)
+    assert train_losses(tmp_path / "old", Old) == train_losses(tmp_path / "new", Trainer)
 
 
-def test_methods_take_the_parameters_of_transformers_4() -> None:
-    for name, (required, others) in PARAMETERS.items():
+def test_methods_accept_the_parameters_of_transformers_4() -> None:
+    for name, (required, optional) in PARAMETERS.items():
         signature, static = inspect.signature(getattr(Trainer, name)), inspect.getattr_static(Trainer, name)
-        own = () if isinstance(static, staticmethod) else (None,)
-        names = [*required.split(), *others.split()]
-        by_place = signature.bind(*own, *names).arguments
-        assert [by_place[parameter] for parameter in names] == names, name
-        signature.bind(*own, **dict.fromkeys(names))
-        signature.bind(*own, *required.split())
+        receiver = () if isinstance(static, staticmethod) else (None,)
+        names = [*required.split(), *optional.split()]
+        arguments = signature.bind(*receiver, *names).arguments
+        assert [arguments[parameter] for parameter in names] == names, name
+        signature.bind(*receiver, **dict.fromkeys(names))
+        signature.bind(*receiver, *required.split())
     for name, required in SHORTER.items():
         inspect.signature(getattr(Trainer, name)).bind(None, *required.split())
 
 
-def test_overrides_call_the_methods_of_the_trainer_as_in_transformers_4(tmp_path: Path) -> None:
+def test_overrides_can_call_methods_as_in_transformers_4(tmp_path: Path) -> None:
     class Old(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any, metrics: Any = None) -> None:
             super()._save_checkpoint(model, trial, metrics)
@@ -137,16 +134,15 @@ def test_overrides_call_the_methods_of_the_trainer_as_in_transformers_4(tmp_path
         def set_initial_training_values(self, args: Any, dataloader: Any, total_train_batch_size: int) -> Any:  # type: ignore[override]
             return super().set_initial_training_values(args, dataloader, 10 * total_train_batch_size)
 
-    found = []
+    results = []
     for number, kind in enumerate((Old, Trainer)):
-        trainer = a_trainer(tmp_path / str(number), kind)
+        trainer = make_trainer(tmp_path / str(number), kind)
         trainer.args.save_strategy, trainer.args.save_steps = "steps", 2
         result = trainer.train()
         logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        found.append((logged, sorted(path.name for path in (tmp_path / str(number)).glob("checkpoint-*"))))
+        results.append((logged, sorted(path.name for path in (tmp_path / str(number)).glob("checkpoint-*"))))
         assert result.metrics["train_samples_per_second"] > 0
-    assert found[0] == found[1] and found[0][1] == ["checkpoint-2", "checkpoint-3"]
-    # By hand, metrics say which checkpoint is the best.
+    assert results[0] == results[1] and results[0][1] == ["checkpoint-2", "checkpoint-3"]
     trainer.args.metric_for_best_model, trainer.args.greater_is_better = "loss", False
     trainer._save_checkpoint(trainer.model, None, {"eval_loss": 0.5})
     assert trainer.state.best_metric == 0.5 and trainer.state.best_model_checkpoint.endswith("checkpoint-3")

@@ -1,4 +1,4 @@
-"""A subclass that sets itself up without `Trainer.__init__` can do what it can with transformers' Trainer."""
+"""Subclasses that do not call `Trainer.__init__`, compared with transformers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def loader() -> DataLoader[Any]:
     return DataLoader(Rows(ROWS), batch_size=4, collate_fn=littrainer.default_data_collator)
 
 
-def files_of(trainer: Any, folder: str = "") -> list[str]:
-    found = os.listdir(os.path.join(trainer.args.output_dir, folder))
-    return sorted(name for name in found if not name.startswith("littrainer_"))
+def list_files(trainer: transformers.Trainer | littrainer.Trainer, folder: str = "") -> list[str]:
+    names = os.listdir(os.path.join(str(trainer.args.output_dir), folder))
+    return sorted(name for name in names if not name.startswith("littrainer_"))
 
 
 def numbers(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if "per_second" not in name and not name.endswith("time")}
 
 
-# Method -> calls it, and returns what both sides have to have in common.
+# Method -> function that calls it and returns a value that both sides must share.
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "get_train_dataloader": lambda t: [one["x"].tolist() for one in t.get_train_dataloader()],
-    "get_eval_dataloader": lambda t: [one["x"].tolist() for one in t.get_eval_dataloader()],
-    "get_test_dataloader": lambda t: [one["x"].tolist() for one in t.get_test_dataloader(Rows(ROWS))],
+    "get_train_dataloader": lambda t: [batch["x"].tolist() for batch in t.get_train_dataloader()],
+    "get_eval_dataloader": lambda t: [batch["x"].tolist() for batch in t.get_eval_dataloader()],
+    "get_test_dataloader": lambda t: [batch["x"].tolist() for batch in t.get_test_dataloader(Rows(ROWS))],
     "num_examples": lambda t: t.num_examples(loader()),
     "_get_train_sampler": lambda t: len(t._get_train_sampler()),
     "_get_eval_sampler": lambda t: list(t._get_eval_sampler(Rows(ROWS))),
@@ -67,18 +67,18 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "prediction_step": lambda t: [value.tolist() for value in t.prediction_step(t.model, batch(), False)],
     "_evaluate": lambda t: numbers(t._evaluate(None, None)),
     "_get_output_dir": lambda t: t._get_output_dir(None) == t.args.output_dir,
-    "_save_checkpoint": lambda t: (t._save_checkpoint(t.model, None), files_of(t, "checkpoint-0")),
-    "_save_optimizer_and_scheduler": lambda t: (t._save_optimizer_and_scheduler(t.args.output_dir), files_of(t)),
-    "_save_rng_state": lambda t: (t._save_rng_state(t.args.output_dir), files_of(t)),
-    "_save_scaler": lambda t: (t._save_scaler(t.args.output_dir), files_of(t)),
-    "save_model": lambda t: (t.save_model(), files_of(t)),
-    "_save": lambda t: (t._save(), files_of(t)),
-    "save_state": lambda t: (t.save_state(), files_of(t)),
+    "_save_checkpoint": lambda t: (t._save_checkpoint(t.model, None), list_files(t, "checkpoint-0")),
+    "_save_optimizer_and_scheduler": lambda t: (t._save_optimizer_and_scheduler(t.args.output_dir), list_files(t)),
+    "_save_rng_state": lambda t: (t._save_rng_state(t.args.output_dir), list_files(t)),
+    "_save_scaler": lambda t: (t._save_scaler(t.args.output_dir), list_files(t)),
+    "save_model": lambda t: (t.save_model(), list_files(t)),
+    "_save": lambda t: (t._save(), list_files(t)),
+    "save_state": lambda t: (t.save_state(), list_files(t)),
     "log": lambda t: (t.log({"a": 1.0}), t.state.log_history),
-    "save_metrics": lambda t: (t.save_metrics("train", {"a": 1.0}), files_of(t)),
+    "save_metrics": lambda t: (t.save_metrics("train", {"a": 1.0}), list_files(t)),
     "store_flos": lambda t: (t.store_flos(), t.state.total_flos),
     "floating_point_ops": lambda t: t.floating_point_ops(batch()),
-    "create_model_card": lambda t: (t.create_model_card(), files_of(t)),
+    "create_model_card": lambda t: (t.create_model_card(), list_files(t)),
     "is_world_process_zero": lambda t: t.is_world_process_zero(),
     "add_callback": lambda t: t.add_callback(transformers.TrainerCallback),
     "_validate_args": lambda t: t._validate_args(),
@@ -87,8 +87,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def constructed(side: Any, folder: Path) -> Any:
-    """A Trainer whose attributes those without constructor are given."""
+def make_trainer(side: Any, folder: Path) -> Any:
     set_seed(3)
     args = side.TrainingArguments(
         str(folder), max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, per_device_train_batch_size=4
@@ -99,9 +98,9 @@ def constructed(side: Any, folder: Path) -> Any:
     return trainer
 
 
-def with_attributes(side: Any, folder: Path, names: list[str]) -> Any:
-    """A Trainer made without `__init__` that has only these attributes, the accelerator first of all."""
-    source, trainer = constructed(side, folder), side.Trainer.__new__(side.Trainer)
+def make_bare_trainer(side: Any, folder: Path, names: list[str]) -> Any:
+    """Return a Trainer without `__init__` and with these attributes, the accelerator set first."""
+    source, trainer = make_trainer(side, folder), side.Trainer.__new__(side.Trainer)
     for name in sorted(names, key=lambda name: (name != "accelerator", name)):
         value = Accelerator(cpu=True) if name == "accelerator" else getattr(source, name, None)
         if not isinstance(getattr(side.Trainer, name, None), property) or getattr(side.Trainer, name).fset:
@@ -111,22 +110,22 @@ def with_attributes(side: Any, folder: Path, names: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("method", CALLS)
-def test_a_method_needs_no_more_attributes_than_that_of_transformers(method: str, tmp_path: Path) -> None:
+def test_a_method_needs_no_more_attributes_than_in_transformers(method: str, tmp_path: Path) -> None:
     needed = ["args", "model"]
     while True:
         try:
-            expected = CALLS[method](with_attributes(transformers, tmp_path / str(len(needed)), needed))
+            expected = CALLS[method](make_bare_trainer(transformers, tmp_path / str(len(needed)), needed))
             break
         except AttributeError as error:
             assert error.name not in needed
             needed.append(error.name)
-    assert CALLS[method](with_attributes(littrainer, tmp_path / "ours", needed)) == expected
+    assert CALLS[method](make_bare_trainer(littrainer, tmp_path / "ours", needed)) == expected
 
 
-def with_a_loop_of_its_own(side: Any) -> type[Any]:
+def make_trainer_with_custom_loop(side: Any) -> type[Any]:
     handler = side.trainer_callback.CallbackHandler if side is transformers else CallbackHandler
 
-    class OwnLoop(side.Trainer):  # type: ignore[misc, name-defined]
+    class CustomLoop(side.Trainer):  # type: ignore[misc, name-defined]
         def __init__(self, args: Any, policy: Any):
             self.accelerator = accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
             assert self.accelerator.device.type == "cpu"
@@ -154,27 +153,27 @@ def with_a_loop_of_its_own(side: Any) -> type[Any]:
             self._save_checkpoint(self.model, trial=None)
 
         def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-            whole, self.model = self.model, self.model["policy"]
+            model, self.model = self.model, self.model["policy"]
             super().save_model(output_dir, _internal_call)
-            self.model = whole
+            self.model = model
 
-    return OwnLoop
+    return CustomLoop
 
 
-def test_a_loop_of_its_own_with_an_accelerator_without_precision_trains_in_float32_and_saves(
+def test_a_custom_loop_with_an_accelerator_in_float32_trains_and_saves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _log_once.cache_clear()
-    found = []
+    results = []
     for side in SIDES:
         set_seed(3)
         args = side.TrainingArguments(
             str(tmp_path / side.__name__), bf16=True, use_cpu=True, report_to="none", learning_rate=0.1
         )
-        trainer = with_a_loop_of_its_own(side)(args, VectorClassifier())
+        trainer = make_trainer_with_custom_loop(side)(args, VectorClassifier())
         trainer.train()
         weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
-        found.append((weights, files_of(trainer), files_of(trainer, "checkpoint-3"), trainer.state.log_history))
-    theirs, ours = found
+        results.append((weights, list_files(trainer), list_files(trainer, "checkpoint-3"), trainer.state.log_history))
+    theirs, ours = results
     assert ours == theirs
     assert [record for record in caplog.records if "bf16 of the arguments has no effect" in record.message]

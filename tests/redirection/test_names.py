@@ -1,4 +1,4 @@
-"""Attributes of the classes that the redirection replaces, compared with transformers' own."""
+"""Attributes of replaced classes, compared with transformers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ import pytest
 from littrainer.redirection.names import REPLACED
 from tests.compat.processes import facts_of
 
-STEPS_OF_ITS_LOOP = (
+INTERNAL_OF_LOOP = (
     "_build_accelerator_args _prepare_for_training _run_epoch _prepare_context_parallel_inputs __backends "
     "_defer_fsdp_gradient_reduction _sync_replicated_trainable_parameters"
 )
-STEPS_OF_ITS_CONSTRUCTOR = (
+INTERNAL_OF_CONSTRUCTOR = (
     "is_torch_greater_or_equal_than_2_8 _dict_dtype_to_str _process_fsdp_args _apply_legacy_fsdp_to_config"
 )
-# Class -> what transformers' class alone has: parts of how it does its work, which ours does otherwise.
-LEFT_OUT: dict[str, str] = {
-    "Trainer": STEPS_OF_ITS_LOOP,
-    "Seq2SeqTrainer": STEPS_OF_ITS_LOOP,
-    "TrainingArguments": STEPS_OF_ITS_CONSTRUCTOR,
-    "Seq2SeqTrainingArguments": STEPS_OF_ITS_CONSTRUCTOR,
-    # The lines that are written to the service, and how.
+# Class -> internals that only transformers' class has.
+THEIR_INTERNALS: dict[str, str] = {
+    "Trainer": INTERNAL_OF_LOOP,
+    "Seq2SeqTrainer": INTERNAL_OF_LOOP,
+    "TrainingArguments": INTERNAL_OF_CONSTRUCTOR,
+    "Seq2SeqTrainingArguments": INTERNAL_OF_CONSTRUCTOR,
     "TrackioCallback": (
         "SPACE_URL MIN_TRACKIO_VERSION_FOR_FREEZE BADGE_MARKDOWN _space_repo_name_from_project "
         "_point_model_card_at_space _freeze_space"
     ),
 }
-# None stands for False, and lets early stopping continue with what it has counted.
 OTHER_VALUES = {"restore_callback_states_from_checkpoint"}
 
 
@@ -45,33 +43,33 @@ def replaced_classes() -> Iterator[tuple[Any, Any]]:
                 yield theirs, getattr(importlib.import_module(home), attribute)
 
 
-def attributes_of(cls: type) -> dict[str, Any]:
+def get_attributes(cls: type) -> dict[str, Any]:
     if issubclass(cls, Enum):
         return {name: member.value for name, member in cls.__members__.items()}
-    found = {name: value for kind in reversed(cls.__mro__[:-1]) for name, value in vars(kind).items()}
-    return {name: value for name, value in found.items() if not (name.startswith("__") and name.endswith("__"))}
+    attributes = {name: value for kind in reversed(cls.__mro__[:-1]) for name, value in vars(kind).items()}
+    return {name: value for name, value in attributes.items() if not (name.startswith("__") and name.endswith("__"))}
 
 
-def as_compared(value: Any) -> Any:
-    """Functions and descriptors are compared by name alone, and lists without their order."""
+def make_comparable(value: Any) -> Any:
+    """Return None for functions and descriptors, and a sorted list for a list."""
     return None if callable(value) or hasattr(value, "__get__") else sorted(value) if type(value) is list else value
 
 
-def test_a_replaced_class_has_the_attributes_of_transformers_class() -> None:
+def test_a_replaced_class_has_the_attributes_of_transformers() -> None:
     missing, different = {}, []
     for theirs, ours in replaced_classes():
-        expected, found = attributes_of(theirs), attributes_of(ours)
+        expected, actual = get_attributes(theirs), get_attributes(ours)
         missing[theirs.__name__] = {name for name in expected if not hasattr(ours, name)}
-        for name in expected.keys() & found.keys() - OTHER_VALUES:
-            if as_compared(expected[name]) != as_compared(found[name]):
-                different.append(f"{theirs.__name__}.{name}: {found[name]!r} instead of {expected[name]!r}")
+        for name in expected.keys() & actual.keys() - OTHER_VALUES:
+            if make_comparable(expected[name]) != make_comparable(actual[name]):
+                different.append(f"{theirs.__name__}.{name}: {actual[name]!r} instead of {expected[name]!r}")
     assert {name: names for name, names in missing.items() if names} == {
-        name: set(names.split()) for name, names in LEFT_OUT.items()
+        name: set(names.split()) for name, names in THEIR_INTERNALS.items()
     }
     assert not different and len(missing) > 40
 
 
-def test_arguments_of_a_subclass_are_checked_by_its_own_validation() -> None:
+def test_a_subclass_of_the_arguments_may_override_the_validation() -> None:
     from littrainer import TrainingArguments
 
     class Strict(TrainingArguments):
@@ -104,5 +102,5 @@ print("{}")
 """
 
 
-def test_names_that_only_transformers_4_had_are_had_from_where_they_are_today(tmp_path: Path) -> None:
+def test_names_of_transformers_4_are_imported_from_their_current_modules(tmp_path: Path) -> None:
     facts_of(IMPORTS_OF_TRANSFORMERS_4, tmp_path)

@@ -1,4 +1,4 @@
-"""What a script gets from transformers once `import littrainer.auto` has run. One process collects the facts."""
+"""Imports from transformers after `import littrainer.auto`; a process collects the facts."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import littrainer
 from littrainer.redirection.redirect import RedirectFinder
 from tests.compat.processes import facts_of
 
-WAYS = {
+IMPORTS = {
     "from transformers import Trainer": "Trainer",
     "from transformers import TrainerCallback": "TrainerCallback",
     "import transformers": "transformers.Trainer",
@@ -36,15 +36,15 @@ COLLECT = """
 import littrainer.auto
 import inspect, json, os, pickle, sys
 
-WAYS = __WAYS__
+IMPORTS = __IMPORTS__
 facts = {}
 
 def home(value):
     return getattr(value, "__module__", "")
 
-def homes_of_all_ways():
+def find_homes():
     homes = {}
-    for statement, expression in WAYS.items():
+    for statement, expression in IMPORTS.items():
         names = {}
         exec(statement, names)
         homes[statement] = home(eval(expression, names))
@@ -58,11 +58,11 @@ def error_of(statement):
 
 import transformers
 first_package_object = transformers
-facts["ways"] = homes_of_all_ways()
+facts["imports"] = find_homes()
 import transformers.processing_utils
 facts["package object was replaced"] = sys.modules["transformers"] is not first_package_object
-facts["ways once the package object is replaced"] = homes_of_all_ways()
-facts["ways through the replaced object"] = home(first_package_object.Trainer)
+facts["imports from the replaced package object"] = find_homes()
+facts["first package object"] = home(first_package_object.Trainer)
 
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, get_scheduler, pipeline
 
@@ -133,30 +133,29 @@ trainer.train(resume_from_checkpoint=True)
 facts["resumed"] = [trainer.state.global_step, listed.jit_manager.is_checkpoint_requested]
 
 loaders = [(name, getattr(sys.modules.get(name), "__loader__", None)) for name in REPLACED]
-# Modules whose own code has run all the same.
-shims = [(name, one) for name, one in loaders if isinstance(one, ShimLoader)]
-facts["executed originals"] = [name for name, one in shims if one.original is not None]
+shims = [(name, loader) for name, loader in loaders if isinstance(loader, ShimLoader)]
+facts["executed originals"] = [name for name, loader in shims if loader.original is not None]
 print(json.dumps(facts))
 """
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return facts_of(COLLECT.replace("__WAYS__", json.dumps(WAYS)), tmp_path_factory.mktemp("redirected"))
+    return facts_of(COLLECT.replace("__IMPORTS__", json.dumps(IMPORTS)), tmp_path_factory.mktemp("redirected"))
 
 
-@pytest.mark.parametrize("when", ["ways", "ways once the package object is replaced"])
+@pytest.mark.parametrize("when", ["imports", "imports from the replaced package object"])
 def test_every_way_to_the_trainer_api_ends_in_littrainer(facts: Any, when: str) -> None:
-    elsewhere = {way: home for way, home in facts[when].items() if home.partition(".")[0] != "littrainer"}
-    assert len(facts[when]) == len(WAYS)
+    elsewhere = {statement: home for statement, home in facts[when].items() if home.partition(".")[0] != "littrainer"}
+    assert len(facts[when]) == len(IMPORTS)
     assert elsewhere == {}
 
 
-def test_modules_and_package_objects_answer_as_transformers_own(facts: Any) -> None:
+def test_shim_modules_behave_like_transformers_modules(facts: Any) -> None:
     assert facts["keras is loaded"] is False
-    assert facts["package object was replaced"] and facts["ways through the replaced object"] == "littrainer.trainer"
-    unwanted = {"trainer", "trainer_callback", "trainer_seq2seq", "training_args", "training_args_seq2seq"}
-    assert unwanted.isdisjoint(name.partition(".")[2] for name in facts["executed originals"])
+    assert facts["package object was replaced"] and facts["first package object"] == "littrainer.trainer"
+    unexecuted = {"trainer", "trainer_callback", "trainer_seq2seq", "training_args", "training_args_seq2seq"}
+    assert unexecuted.isdisjoint(name.partition(".")[2] for name in facts["executed originals"])
     assert facts["reexports"] == [True] * 6 and facts["dir"] == [True] * 4
     path, name = facts["transformers.trainer"]
     assert path.endswith(os.path.join("transformers", "trainer.py")) and name == "transformers.trainer"
@@ -167,14 +166,14 @@ def test_modules_and_package_objects_answer_as_transformers_own(facts: Any) -> N
     assert facts["star"] == ["littrainer.trainer", "littrainer.runtime.seeds", True, False]
 
 
-def test_classes_of_transformers_work_with_ours(facts: Any) -> None:
+def test_transformers_classes_work_with_ours(facts: Any) -> None:
     for home, derives_from_ours in facts["derived"].values():
         assert home.startswith("transformers.") and derives_from_ours
     assert facts["adafactor"]
     assert facts["get_scheduler"] == ["LambdaLR", "LambdaLR"]
 
 
-def test_enable_jit_checkpoint_lists_transformers_callback_and_its_manager_is_heeded(facts: Any) -> None:
+def test_enable_jit_checkpoint_adds_transformers_callback(facts: Any) -> None:
     assert facts["jit"] == [True, True]
     step, files = facts["jit checkpoint"]
     assert step == 2 and "checkpoint-is-incomplete.txt" not in files
@@ -191,12 +190,12 @@ from transformers.integrations import WandbCallback
 
 class Mine(TrainerCallback):
     events = []
-    def on_init_end(self, args, state, control, **given):
+    def on_init_end(self, args, state, control, **kwargs):
         self.events.append("init_end")
-    def on_step_end(self, args, state, control, model, optimizer, **given):
+    def on_step_end(self, args, state, control, model, optimizer, **kwargs):
         control.should_log = state.global_step == 2
         return control
-    def on_log(self, args, state, control, logs, **given):
+    def on_log(self, args, state, control, logs, **kwargs):
         self.events.append(sorted(name for name in logs if "_" not in name))
 
 callbacks = early, mine = transformers.EarlyStoppingCallback(2), Mine()
@@ -223,7 +222,7 @@ class Model(torch.nn.Linear):
     steps = 0
     def forward(self, x, labels=None):
         logits = super().forward(x)
-        # The loss gets worse with each step, so that patience ends.
+        # A growing loss triggers early stopping.
         self.steps += 1
         return {"loss": torch.nn.functional.cross_entropy(logits, labels) * self.steps, "logits": logits}
 
@@ -237,7 +236,7 @@ trainer = Trainer(Model(2, 2), args, train_dataset=rows, eval_dataset=rows[:1], 
 trainer.train()
 facts["callbacks"] = [trainer.state.global_step, early.early_stopping_patience_counter,
                       "EarlyStoppingCallback" in trainer.state.stateful_callbacks,
-                      [one in trainer.callback_handler.callbacks for one in callbacks]]
+                      [callback in trainer.callback_handler.callbacks for callback in callbacks]]
 facts["events"] = mine.events
 print(json.dumps(facts))
 """
@@ -248,7 +247,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return facts_of(LATE, tmp_path_factory.mktemp("late"))
 
 
-def test_names_taken_before_the_redirection_are_listed_in_one_warning(late: Any) -> None:
+def test_names_imported_before_the_redirection_are_listed_in_a_warning(late: Any) -> None:
     assert len(late["warnings"]) == 1
     (message,) = late["warnings"]
     assert "Trainer (in __main__)" in message
@@ -257,18 +256,18 @@ def test_names_taken_before_the_redirection_are_listed_in_one_warning(late: Any)
     assert "import littrainer.auto" in message
 
 
-def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any) -> None:
+def test_imports_after_early_imports_are_redirected(late: Any) -> None:
     assert {home.partition(".")[0] for home in late["homes"]} == {"littrainer"}
     assert late["withdrawn"] == ["littrainer.keras.arguments", True]
     assert late["twice changes nothing"]
 
 
-def test_callbacks_of_transformers_own_classes_get_every_event_steer_and_have_their_state_saved(late: Any) -> None:
+def test_callbacks_of_transformers_classes_receive_events_and_have_their_state_saved(late: Any) -> None:
     assert late["callbacks"] == [3, 2, True, [True, True]]
     assert late["events"][0] == "init_end" and ["epoch", "loss"] in late["events"]
 
 
-def test_other_names_of_a_module_that_a_release_still_has_are_its_own(tmp_path: Path) -> None:
+def test_other_names_of_a_withdrawn_module_are_those_of_the_release(tmp_path: Path) -> None:
     (tmp_path / "training_args_tf.py").write_text("class TFTrainingArguments: pass\nclass Further: pass\n")
     name = "transformers.training_args_tf"
     spec = RedirectFinder().find_spec(name, [str(tmp_path)])

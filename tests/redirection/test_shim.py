@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from littrainer.redirection.names import REPLACED
-from littrainer.redirection.shim import Binding, ShimLoader, bindings_in
+from littrainer.redirection.shim import Binding, ShimLoader, parse_bindings
 
 ORIGINAL = """
 from __future__ import annotations
@@ -45,7 +45,7 @@ def set_seed(seed):
 
 @pytest.fixture
 def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A shim for `house.room`, in which `set_seed` is littrainer's; `house.runs` counts how often the original ran."""
+    """Return a shim of `house.room` with littrainer's `set_seed`; `house.runs` counts runs of the original."""
     package = tmp_path / "house"
     package.mkdir()
     (package / "__init__.py").write_text("runs = 0\n")
@@ -65,40 +65,40 @@ def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
         monkeypatch.delitem(sys.modules, name)
 
 
-def times_run() -> int:
+def count_runs() -> int:
     return int(sys.modules["house"].runs)
 
 
-def test_imported_names_constants_and_ours_are_had_without_running_the_original(shim: ModuleType) -> None:
+def test_imported_names_constants_and_ours_do_not_run_the_original(shim: ModuleType) -> None:
     assert shim.shout() == "hey"
     assert shim.dumps([1]) == "[1]"
     assert shim.LIMIT == 3
     assert shim.set_seed.__module__ == "littrainer.runtime.seeds"
     assert not hasattr(shim, "made_up")
     assert "Item" in dir(shim)
-    assert times_run() == 0
+    assert count_runs() == 0
 
 
-def test_a_name_that_is_defined_there_runs_the_original_once(shim: ModuleType) -> None:
+def test_a_defined_name_runs_the_original_once(shim: ModuleType) -> None:
     assert shim.Item.__module__ == "house.room"
     assert typing.get_type_hints(shim.Box) == {"item": shim.Item}
-    assert times_run() == 1
+    assert count_runs() == 1
     assert shim.set_seed.__module__ == "littrainer.runtime.seeds"
     with pytest.raises(AttributeError, match=r"module 'house\.room' has no attribute 'Optional'"):
         _ = shim.Optional
 
 
-def test_a_part_of_littrainer_that_cannot_be_imported_is_named(
+def test_a_missing_module_of_littrainer_raises_an_import_error(
     shim: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REPLACED["house.room"], "Item", "littrainer.no_such_room:Item")
     with pytest.raises(ImportError, match=r"littrainer cannot load its Item: .*no_such_room") as caught:
         _ = shim.Item
-    # transformers' package object swallows a ModuleNotFoundError and what it says.
+    # transformers' package object would hide a ModuleNotFoundError.
     assert type(caught.value) is ImportError
 
 
-# A source -> the names that it binds.
+# Source -> its bindings.
 SOURCES: dict[str, dict[str, Binding]] = {
     "from .neighbour import thing as renamed\nfrom . import sibling": {
         "renamed": Binding("package.neighbour", "thing"),
@@ -109,7 +109,7 @@ SOURCES: dict[str, dict[str, Binding]] = {
     "def f(): pass\nclass C: pass\nvalue = f()": {name: Binding() for name in ("f", "C", "value")},
     "if have():\n    from peft import A": {"A": Binding("peft", "A", conditional=True)},
     "with quiet():\n    from peft import A": {"A": Binding("peft", "A", conditional=True)},
-    # What is bound in two ways counts as defined in the module.
+    # Several bindings count as a definition.
     "Progress = Plain\nif notebook():\n    from .notebook import Progress": {"Progress": Binding()},
     "try:\n    from a import A\nexcept ImportError:\n    from b import A": {"A": Binding(conditional=True)},
     "if TYPE_CHECKING:\n    from .trainer import Trainer": {},
@@ -118,5 +118,5 @@ SOURCES: dict[str, dict[str, Binding]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_a_module_binds_is_read_from_its_source(source: str) -> None:
-    assert bindings_in(source, "package.module") == SOURCES[source]
+def test_bindings_are_parsed_from_the_source(source: str) -> None:
+    assert parse_bindings(source, "package.module") == SOURCES[source]

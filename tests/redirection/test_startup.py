@@ -1,4 +1,4 @@
-"""The redirection in the processes that a script starts. They only look at the import system, which is quick."""
+"""Redirection of child processes."""
 
 import gc
 import json
@@ -10,8 +10,8 @@ from littrainer.redirection import redirect
 from tests.compat.processes import SOURCE_ROOT, facts_of, run_python
 from tests.scenarios.trainers import quiet_trainer
 
-LOOK = "import sys; print(any(type(finder).__name__ == 'RedirectFinder' for finder in sys.meta_path))"
-LOADED = "; print([name for name in ('torch', 'transformers', 'lightning') if name in sys.modules])"
+PRINT_IS_REDIRECTED = "import sys; print(any(type(finder).__name__ == 'RedirectFinder' for finder in sys.meta_path))"
+PRINT_LOADED = "; print([name for name in ('torch', 'transformers', 'lightning') if name in sys.modules])"
 
 PARENT = f"""
 import littrainer.auto
@@ -24,53 +24,55 @@ if __name__ == "__main__":
     facts = {{}}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         facts["spawned"] = pool.map(redirected, [None])[0]
-    command = [sys.executable, "-c", {LOOK + LOADED!r}]
+    command = [sys.executable, "-c", {PRINT_IS_REDIRECTED + PRINT_LOADED!r}]
     facts["subprocess"] = " ".join(subprocess.run(command, capture_output=True, text=True).stdout.split())
     print(json.dumps(facts))
 """
 
 
-def test_spawned_processes_and_subprocesses_are_redirected_and_load_nothing_heavy(tmp_path: Path) -> None:
+def test_child_processes_are_redirected_without_loading_torch(tmp_path: Path) -> None:
     assert facts_of(PARENT, tmp_path) == {"spawned": True, "subprocess": "True []"}
 
 
-def test_a_redirected_process_looks_for_garbage_less_often(tmp_path: Path) -> None:
+def test_a_redirected_process_has_a_higher_gc_threshold(tmp_path: Path) -> None:
     done = run_python("-c", "import gc, littrainer.auto; print(gc.get_threshold()[0])", cwd=tmp_path)
-    assert int(done.stdout) == redirect.STARTUP_THRESHOLD, done.stderr
+    assert int(done.stdout) == redirect.STARTUP_GC_THRESHOLD, done.stderr
 
 
-@pytest.mark.parametrize(("found", "left"), [(redirect.STARTUP_THRESHOLD, redirect._usual_threshold), (5, 5)])
-def test_with_a_trainer_garbage_is_looked_for_as_usual(tmp_path: Path, found: int, left: int) -> None:
-    before = gc.get_threshold()
-    gc.set_threshold(found, *before[1:])
+@pytest.mark.parametrize(
+    ("threshold", "expected"), [(redirect.STARTUP_GC_THRESHOLD, redirect._default_gc_threshold), (5, 5)]
+)
+def test_a_trainer_restores_the_gc_threshold(tmp_path: Path, threshold: int, expected: int) -> None:
+    previous = gc.get_threshold()
+    gc.set_threshold(threshold, *previous[1:])
     try:
         quiet_trainer(tmp_path)
-        assert gc.get_threshold() == (left, *before[1:])
+        assert gc.get_threshold() == (expected, *previous[1:])
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*previous)
 
 
-def test_another_sitecustomize_still_runs_and_still_fails_as_it_would(tmp_path: Path) -> None:
+def test_a_shadowed_sitecustomize_runs(tmp_path: Path) -> None:
     startup = SOURCE_ROOT / "littrainer" / "redirection" / "startup"
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.from_the_other_one = __name__\n")
     path = f"{startup}:{tmp_path}:{SOURCE_ROOT}"
-    done = run_python("-c", f"print(from_the_other_one); {LOOK}", cwd=tmp_path, PYTHONPATH=path)
+    done = run_python("-c", f"print(from_the_other_one); {PRINT_IS_REDIRECTED}", cwd=tmp_path, PYTHONPATH=path)
     assert done.stdout.split() == ["sitecustomize", "True"]
     assert done.stderr == ""
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('from the other one')\n")
-    done = run_python("-c", LOOK, cwd=tmp_path, PYTHONPATH=path)
+    done = run_python("-c", PRINT_IS_REDIRECTED, cwd=tmp_path, PYTHONPATH=path)
     assert done.stdout.strip() == "True"
     assert "from the other one" in done.stderr
 
 
-def test_an_interpreter_without_littrainer_starts_undisturbed(tmp_path: Path) -> None:
-    # -S leaves site-packages out, where littrainer may be installed.
+def test_an_interpreter_without_littrainer_starts_without_output(tmp_path: Path) -> None:
+    # -S excludes site-packages, where littrainer may be installed.
     startup = SOURCE_ROOT / "littrainer" / "redirection" / "startup" / "sitecustomize.py"
-    done = run_python("-I", "-S", "-c", f"exec(open({str(startup)!r}).read())\n{LOOK}", cwd=tmp_path)
+    done = run_python("-I", "-S", "-c", f"exec(open({str(startup)!r}).read())\n{PRINT_IS_REDIRECTED}", cwd=tmp_path)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
 
 
-def test_the_environment_is_extended_once_and_keeps_what_was_there() -> None:
+def test_the_environment_is_extended_once_and_keeps_its_path() -> None:
     from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
 
     environment = {"PYTHONPATH": "mine"}

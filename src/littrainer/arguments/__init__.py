@@ -1,4 +1,4 @@
-"""TrainingArguments: fields by topic, their normal form, the rules between them, and how they are written down."""
+"""TrainingArguments: fields, normalization, rules and serialization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `accelerator_config` argument: how batches are dispatched, as users of accelerate know it."""
+"""The `accelerator_config` argument: accelerate's settings of batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The settings of accelerate's gradient accumulation.
 ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
 
@@ -28,19 +27,18 @@ ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "s
 class AcceleratorConfig:
     """Settings of batches and of their dispatch between processes.
 
-    With one process `split_batches`, `even_batches` and `sync_each_batch` change nothing, as under accelerate.
+    `split_batches`, `even_batches` and `sync_each_batch` have no effect in a single process.
 
     Parameters:
-        split_batches: a loader's batch is split over the processes instead of each process drawing its own.
-        dispatch_batches: the main process draws the batches and sends them out; None means only for iterable datasets.
-            With one process, False changes only the loss of an evaluation over a stream of unknown length: an
-            incomplete last batch then counts as much as a full one.
-        even_batches: samples from the start are repeated until all processes have equally many.
-        use_seedable_sampler: the training sampler gets a new seed for each epoch.
-        non_blocking: the host does not wait for copies of a batch; this needs pinned memory.
-        gradient_accumulation_kwargs: `num_steps`, taken as `gradient_accumulation_steps` if that is 1;
-            `sync_each_batch` synchronises gradients after each micro-batch and not only at the end of a window;
-            `adjust_scheduler` and `sync_with_dataloader` have no effect, since the Trainer decides both.
+        split_batches: split each batch of a loader over the processes instead of drawing a batch per process.
+        dispatch_batches: let the main process draw batches and send them out; None does so for iterable datasets only.
+            In a single process, False weights an incomplete last batch like a full batch in the evaluation loss over a
+            stream of unknown length.
+        even_batches: repeat samples from the start until all processes have equally many.
+        use_seedable_sampler: give the training sampler a new seed in each epoch.
+        non_blocking: copy batches without blocking the host; needs pinned memory.
+        gradient_accumulation_kwargs: `num_steps` replaces a `gradient_accumulation_steps` of 1; `sync_each_batch`
+            synchronizes gradients after each micro-batch; `adjust_scheduler` and `sync_with_dataloader` have no effect.
         use_configured_state: take the device of the accelerate state that the script set up before the arguments.
     """
 
@@ -54,12 +52,12 @@ class AcceleratorConfig:
 
     def __post_init__(self) -> None:
         """Refuse unknown settings of the accumulation."""
-        given = self.gradient_accumulation_kwargs or {}
-        _refuse_unknown("accelerator_config['gradient_accumulation_kwargs']", given, ACCUMULATION_KEYS)
+        keys = self.gradient_accumulation_kwargs or {}
+        _refuse_unknown("accelerator_config['gradient_accumulation_kwargs']", keys, ACCUMULATION_KEYS)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any], source: str = "accelerator_config") -> AcceleratorConfig:
-        """Build a config from a dict, of which `source` is the name in errors."""
+        """Build a config from a dict; errors name it `source`."""
         _refuse_unknown(source, settings, [field.name for field in dataclasses.fields(cls)])
         return cls(**settings)
 
@@ -71,14 +69,14 @@ class AcceleratorConfig:
 
     @classmethod
     def from_argument(cls, value: Any) -> AcceleratorConfig:
-        """Build a config from whatever the argument may hold: nothing, a dict, a path, or a finished config."""
+        """Build a config from a value of the argument: None, a dict, a path or a config."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str | os.PathLike):
             return cls.from_json_file(value)
         forms = "a dict, the path of a JSON file, or an AcceleratorConfig instance"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # A config object of another library; accelerate's own settings have the same names.
+            # A config of another library whose fields have accelerate's names.
             value = dataclasses.asdict(value)
         if isinstance(value, type):
             raise NotImplementedError(f"Tried passing in a callable to `accelerator_config`, {value!r}; give {forms}.")
@@ -87,24 +85,24 @@ class AcceleratorConfig:
         return cls.from_dict(value or {})
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as a dict that shares nothing with this config."""
+        """Return a deep copy of the settings as a dict."""
         return dataclasses.asdict(self)
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """Take a setting out of this config and return it; `default` if it is not there."""
+        """Remove a setting and return its value, `default` if it is missing."""
         return vars(self).pop(key, default)
 
 
-def _refuse_unknown(source: str, given: Iterable[Any], known: Sequence[str]) -> None:
-    unknown = [f"{key!r} ({suggest_name(str(key), known)})" for key in given if key not in known]
+def _refuse_unknown(source: str, keys: Iterable[Any], valid: Sequence[str]) -> None:
+    unknown = [f"{key!r} ({suggest_name(str(key), valid)})" for key in keys if key not in valid]
     if unknown:
         raise ValueError(f"{source} has unknown keys: {', '.join(unknown)}. Correct or remove them.")
 
 
-def configured_device() -> torch.device:
-    """Return the device of the state of accelerate that a script has set up."""
+def get_configured_device() -> torch.device:
+    """Return the device of the accelerate state that a script has set up."""
     partial_state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    # All objects of that class share this dict. If it is empty, a new object would choose a device.
+    # All instances share this dict; if it is empty, a new instance would choose a device.
     if not getattr(partial_state, "_shared_state", None):
         raise ValueError(
             "accelerator_config has use_configured_state=True, and accelerate has no state yet. Make an Accelerator or "
@@ -114,7 +112,7 @@ def configured_device() -> torch.device:
 
 
 def normalize_accelerator_config(args: ArgumentFields) -> None:
-    """Read the config that a script has set. Its `num_steps` replaces `gradient_accumulation_steps` if that is 1."""
+    """Convert the config and let its `num_steps` replace a `gradient_accumulation_steps` of 1."""
     config = args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
     steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
     if args.gradient_accumulation_steps == 1:

@@ -1,4 +1,4 @@
-"""The named choices that arguments take: strategies, schedules, optimizers, debug switches, search backends."""
+"""Enumerations of argument values: strategies, schedules, optimizers, debug switches, search backends."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from enum import Enum
 from types import FrameType
 from typing import Any
 
-from littrainer.arguments.did_you_mean import nearest_name
+from littrainer.arguments.did_you_mean import find_nearest_name
 
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-# Constructors of dataclasses, enumerations that look for what a text means, and parsers that ask them.
-BETWEEN = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.__file__), "argparse.py")})
-
-# The module that the parser of command lines, dicts and files derives from.
+# Files of generated constructors, enumerations and parsers.
+SKIPPED_FILES = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.__file__), "argparse.py")})
 PARSER_MODULE = "transformers.hf_argparser"
 
 
 def get_script_stacklevel() -> int:
-    """Return the `stacklevel` for `warnings.warn` in the calling function: the first frame outside littrainer."""
+    """Return the `stacklevel` of the first frame outside littrainer, for `warnings.warn` in the caller."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
         path, module = frame.f_code.co_filename, frame.f_globals.get("__name__")
-        if path not in BETWEEN and module != PARSER_MODULE and not path.startswith(PACKAGE_FOLDER):
+        if path not in SKIPPED_FILES and module != PARSER_MODULE and not path.startswith(PACKAGE_FOLDER):
             return level
         frame = frame.f_back
         level += 1
@@ -34,32 +32,32 @@ def get_script_stacklevel() -> int:
 
 
 class ExplicitEnum(str, Enum):
-    """Base of the choices that stand for a string: a member equals its string and serialises to JSON as that string."""
+    """Base of enumerations whose members equal their strings and serialize as strings."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
         values = [member.value for member in cls]
-        meant = nearest_name(value, values) if isinstance(value, str) else None
-        hint = "" if meant is None else f" (did you mean {meant!r}?)"
+        nearest = find_nearest_name(value, values) if isinstance(value, str) else None
+        hint = "" if nearest is None else f" (did you mean {nearest!r}?)"
         raise ValueError(
             f"{value!r} is not a valid {cls.__name__}{hint}; choose one of {', '.join(map(repr, values))}."
         )
 
 
 class IntervalStrategy(ExplicitEnum):
-    """When something that recurs during training happens."""
+    """Times of logs, evaluations and checkpoints."""
 
     NO = "no"
     STEPS = "steps"
     EPOCH = "epoch"
 
 
-# The name in transformers 4.
+# Name in transformers 4.
 EvaluationStrategy = IntervalStrategy
 
 
 class SaveStrategy(ExplicitEnum):
-    """When a checkpoint is written; `best` writes one each time the watched metric improves."""
+    """Times of checkpoints; `best` saves each time the watched metric improves."""
 
     NO = "no"
     STEPS = "steps"
@@ -68,7 +66,7 @@ class SaveStrategy(ExplicitEnum):
 
 
 class HubStrategy(ExplicitEnum):
-    """The files that are pushed to the Hub, and when."""
+    """Files that are pushed to the Hub, and times of the pushes."""
 
     END = "end"
     EVERY_SAVE = "every_save"
@@ -89,7 +87,7 @@ class SchedulerType(ExplicitEnum):
     COSINE_WITH_RESTARTS = "cosine_with_restarts"
     COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
     COSINE_WITH_MIN_LR = "cosine_with_min_lr"
-    # Schedules that follow an evaluation metric.
+    # Driven by an evaluation metric.
     REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
     GREEDY = "greedy"
 
@@ -101,7 +99,7 @@ class OptimizerNames(ExplicitEnum):
     ADAGRAD = "adagrad"
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
-    # An alias: transformers 5.3 lists the name by itself, and it is read so.
+    # Alias, since transformers 5.3 has this member.
     ADAMW_APEX_FUSED = "adamw_torch_fused"
     MUON = "muon"
     RMSPROP = "rmsprop"
@@ -160,12 +158,12 @@ class OptimizerNames(ExplicitEnum):
         return cls(today)
 
 
-# Name in transformers 4 -> the optimizer of today that follows the same formula.
+# Name in transformers 4 -> equivalent optimizer.
 EARLIER_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
 class FSDPOption(ExplicitEnum):
-    """The words that `fsdp` took as text in transformers 4."""
+    """Options of `fsdp` in transformers 4."""
 
     AUTO_WRAP = "auto_wrap"
     FULL_SHARD = "full_shard"
@@ -177,14 +175,14 @@ class FSDPOption(ExplicitEnum):
 
 
 class DebugOption(ExplicitEnum):
-    """Extra checks a run can switch on."""
+    """Extra checks of a run."""
 
     UNDERFLOW_OVERFLOW = "underflow_overflow"
     TPU_METRICS_DEBUG = "tpu_metrics_debug"
 
 
 class HPSearchBackend(ExplicitEnum):
-    """Libraries that drive a hyperparameter search."""
+    """Libraries for hyperparameter searches."""
 
     OPTUNA = "optuna"
     RAY = "ray"
@@ -192,7 +190,7 @@ class HPSearchBackend(ExplicitEnum):
 
 
 class ParallelMode(Enum):
-    """The way in which processes share the work; a plain enumeration, its members do not equal strings."""
+    """Modes of parallelism; members do not equal strings."""
 
     DISTRIBUTED = "distributed"
     NOT_DISTRIBUTED = "not_distributed"

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: it is read, filled in from the arguments, checked, and shown to libraries."""
+"""DeepSpeed's configuration and plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# A value that the training arguments fill in.
+# Placeholder for values from arguments.
 AUTO = "auto"
 # Variables of `accelerate launch`.
 PREFIX = "ACCELERATE_DEEPSPEED_"
@@ -27,12 +27,12 @@ MOE_LAYERS = f"{PREFIX}MOE_LAYER_CLS_NAMES"
 
 
 class Setting(NamedTuple):
-    """A value of the configuration that no training argument decides.
+    """Value of the configuration without a training argument.
 
     Parameters:
-        name: the attribute of the plugin that libraries read, and the end of `accelerate launch`'s variable.
-        key: place in the configuration, with dots between the sections.
-        launched: value if such a launch does not set it; None leaves it out.
+        name: attribute of the plugin, and suffix of `accelerate launch`'s variable.
+        key: dotted path in the configuration.
+        launched: default of `accelerate launch`; None omits the key.
         default: value of the attribute if the configuration has none.
     """
 
@@ -43,12 +43,11 @@ class Setting(NamedTuple):
 
     @property
     def initial_value(self) -> Any:
-        """The value of the key in a configuration that does not have it."""
         return self.default if self.launched is None else self.launched
 
     @property
     def variable(self) -> str:
-        """The environment variable of `accelerate launch`."""
+        """Return the variable of `accelerate launch`."""
         return f"{PREFIX if self.key.startswith('zero') else 'ACCELERATE_'}{self.name.upper()}"
 
 
@@ -69,8 +68,7 @@ SETTINGS = (
 )
 OFFLOAD_DEVICES = ("cpu", "nvme")
 
-# Key, with dots between the sections -> what says the value, for errors, and the value from the arguments and the
-# micro-batch size of one process. Another value in the configuration is refused.
+# Dotted key -> source for errors, and function from arguments and micro-batch size to the value.
 FROM_ARGUMENTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", lambda args, size: size),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", lambda args, size: args.gradient_accumulation_steps),
@@ -89,14 +87,14 @@ FROM_ARGUMENTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 }
 BATCH_SIZES = ("train_micro_batch_size_per_gpu", "train_batch_size")
 
-# Key -> what says so, and its value from the arguments and the optimizer steps of the training.
+# Dotted key -> source for errors, and function from arguments and optimizer steps of the training to the value.
 FROM_LENGTH: dict[str, tuple[str, Callable[[Any, int], int]]] = {
     "scheduler.params.total_num_steps": ("optimizer steps of the training", lambda args, steps: steps),
-    # DeepSpeed refuses a warmup of no step.
+    # DeepSpeed rejects 0.
     "scheduler.params.warmup_num_steps": ("warmup_steps", lambda args, steps: max(1, args.get_warmup_steps(steps))),
 }
 
-# Key -> its value for a model of that hidden size, and whether stage 3 alone has it.
+# Dotted key -> function from the hidden size to the value, and whether it is for stage 3 only.
 FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
     "zero_optimization.reduce_bucket_size": (lambda size: size * size, False),
     "zero_optimization.stage3_prefetch_bucket_size": (lambda size: int(0.9 * size * size), True),
@@ -105,21 +103,21 @@ FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
 
 
 class DeepSpeedConfig:
-    """DeepSpeed's configuration, with the members of transformers' class of this kind.
+    """Configuration of DeepSpeed, in place of transformers' HfTrainerDeepSpeedConfig.
 
     Parameters:
-        config_file_or_dict: the configuration as a dict (which is not changed), the path of a JSON file, or JSON text.
+        config_file_or_dict: dict, path of a JSON file, or JSON text.
 
     Raises:
-        ValueError: it is none of these, or has no section `zero_optimization`.
+        ValueError: the value is invalid, or has no section `zero_optimization`.
     """
 
     def __init__(self, config_file_or_dict: Any):
-        # As it was given: arguments that are changed later mean another one.
+        # Original, to detect arguments that change later.
         self.given: Any = copy.deepcopy(config_file_or_dict)
         self.config: dict[str, Any] = read_mapping(config_file_or_dict, "deepspeed")
         self.mismatches: list[str] = []
-        # Values that follow from arguments, as they were filled in.
+        # Dotted key -> value that was filled in.
         self._filled: dict[str, Any] = {}
         if not isinstance(self.config.get("zero_optimization"), dict):
             raise ValueError(
@@ -132,10 +130,8 @@ class DeepSpeedConfig:
         self.fill_only("scheduler.params.warmup_min_lr", 0)
         self.set_stage_and_offload()
 
-    # ---- Asking ------------------------------------------------------------------------------------------------------
-
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
-        """Return the section of a key with dots, None if there is none, and the key within it."""
+        """Return the section of a dotted key, None if it is missing, and the key within the section."""
         *sections, key = ds_key_long.split(".")
         node: Any = self.config
         for section in sections:
@@ -145,60 +141,53 @@ class DeepSpeedConfig:
         return node, key
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """Return the value at a key with dots, or `default`."""
+        """Return the value of a dotted key, or `default`."""
         node, key = self.find_config_node(ds_key_long)
         return default if node is None else node.get(key, default)
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Whether the value is there and true."""
+        """Return whether the value exists and is true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Whether the value is there and false."""
+        """Return whether the value exists and is false."""
         value = self.get_value(ds_key_long)
         return value is not None and not value
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Whether the value still has to be filled in."""
+        """Return whether the value is "auto"."""
         return self.get_value(ds_key_long) == AUTO
 
     def set_stage_and_offload(self) -> None:
-        """Read the stage of ZeRO, and where it keeps optimizer and parameters."""
+        """Read the ZeRO stage and the offload devices."""
         self._stage = self.get_value("zero_optimization.stage", -1)
-        places = {self.get_value(f"zero_optimization.{part}.device") for part in ("offload_optimizer", "offload_param")}
-        self._offload = self._stage in (2, 3) and not places.isdisjoint(OFFLOAD_DEVICES)
+        devices = {
+            self.get_value(f"zero_optimization.{part}.device") for part in ("offload_optimizer", "offload_param")
+        }
+        self._offload = self._stage in (2, 3) and not devices.isdisjoint(OFFLOAD_DEVICES)
 
     def is_zero2(self) -> bool:
-        """Whether optimizer states and gradients are sharded."""
+        """Return whether optimizer states and gradients are sharded."""
         return self._stage == 2
 
     def is_zero3(self) -> bool:
-        """Whether parameters are sharded too."""
+        """Return whether parameters are sharded too."""
         return self._stage == 3
 
     def is_offload(self) -> bool:
-        """Whether optimizer or parameters lie on the host or on a disk."""
+        """Return whether optimizer states or parameters are offloaded to the CPU or a disk."""
         return self._offload
 
     def dtype(self) -> torch.dtype:
-        """Return the number format that the engine computes in."""
+        """Return the dtype of the engine."""
         import torch
 
         if self.is_true("bf16.enabled"):
             return torch.bfloat16
         return torch.float16 if self.is_true("fp16.enabled") else torch.float32
 
-    # ---- Filling in --------------------------------------------------------------------------------------------------
-
     def fill_match(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None, must_match: bool = True) -> None:
-        """Fill in a value that is "auto", and note one that differs from the arguments.
-
-        Parameters:
-            ds_key_long: key of the value, with dots.
-            hf_val: what the arguments say.
-            hf_key: the argument that says so.
-            must_match: whether another value is noted in `mismatches`.
-        """
+        """Replace "auto" by the arguments' value; if it must match, record a different value in `mismatches`."""
         node, key = self.find_config_node(ds_key_long)
         if node is None:
             return
@@ -209,18 +198,17 @@ class DeepSpeedConfig:
             self.mismatches.append(f"deepspeed {ds_key_long}={value!r}, and {hf_key}={hf_val!r}")
 
     def fill_only(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None) -> None:
-        """Fill in a value that is "auto"."""
+        """Replace "auto" by the arguments' value."""
         self.fill_match(ds_key_long, hf_val, hf_key, must_match=False)
 
     def trainer_config_process(
         self, args: Any, auto_find_batch_size: bool = False, micro_batch_size: int | None = None
     ) -> None:
-        """Fill in what training arguments say.
+        """Fill in the values of training arguments.
 
         Parameters:
-            args: training arguments.
-            auto_find_batch_size: the size of a micro-batch changes, so another one is not noted.
-            micro_batch_size: samples of one process in a micro-batch; by default as the arguments say.
+            auto_find_batch_size: accept different batch sizes, since they change.
+            micro_batch_size: samples per process, by default those of the arguments.
         """
         self.mismatches = []
         size = args.per_device_train_batch_size if micro_batch_size is None else micro_batch_size
@@ -228,23 +216,18 @@ class DeepSpeedConfig:
             self.fill_match(key, value(args, size), argument, not (auto_find_batch_size and key in BATCH_SIZES))
         if args.save_on_each_node:
             self.config.setdefault("checkpoint", {})["use_node_local_storage"] = True
-        # DeepSpeed needs two of the three sizes, and takes 1 for a missing one.
+        # DeepSpeed needs two of the three sizes; a missing size defaults to 1.
         for key, number in (
             ("gradient_accumulation_steps", args.gradient_accumulation_steps),
             ("train_micro_batch_size_per_gpu", size),
         ):
             if self.config.setdefault(key, number) == number:
                 self._filled.setdefault(key, number)
-        # DeepSpeed prints nothing in between.
         self.config["steps_per_print"] = float("inf")
         self.set_mixed_precision(args.mixed_precision)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
-        """Let the engine compute in what the arguments ask for, if the configuration has no section about it.
-
-        Parameters:
-            mixed_precision: `no`, `bf16` or `fp16`.
-        """
+        """Set the precision, `no`, `bf16` or `fp16`, unless the configuration sets it."""
         sections: dict[str, dict[str, Any]] = {"fp16": {"enabled": True, "auto_cast": True}, "bf16": {"enabled": True}}
         for name, enabled in sections.items():
             section = self.config.setdefault(name, enabled if name == mixed_precision else {"enabled": False})
@@ -252,15 +235,10 @@ class DeepSpeedConfig:
                 section["enabled"] = name == mixed_precision
 
     def trainer_config_finalize(self, args: Any, model: Any, num_training_steps: int) -> None:
-        """Fill in what is known when a training begins, and refuse what contradicts itself.
-
-        Parameters:
-            args: training arguments.
-            model: the model, whose configuration names its hidden size.
-            num_training_steps: optimizer steps of the training.
+        """Fill in the values that depend on the model's hidden size and the length of the training.
 
         Raises:
-            ValueError: names all values that differ from the arguments, or that nothing fills in.
+            ValueError: values differ from the arguments, or are still "auto".
         """
         self._fill_from_hidden_size(model)
         for key, (source, value) in FROM_LENGTH.items():
@@ -270,10 +248,10 @@ class DeepSpeedConfig:
                 f"The DeepSpeed configuration contradicts the arguments: {'; '.join(self.mismatches)}. Change one of "
                 'the two, or write "auto" in the configuration, and the argument counts.'
             )
-        unknown = [key for key, value in _entries(self.config) if value == AUTO]
-        if unknown:
+        unfilled = [key for key, value in _iterate_entries(self.config) if value == AUTO]
+        if unfilled:
             raise ValueError(
-                f'The DeepSpeed configuration has "auto" where no argument says the value: {", ".join(unknown)}. '
+                f'The DeepSpeed configuration has "auto" where no argument says the value: {", ".join(unfilled)}. '
                 "Write the value."
             )
 
@@ -281,7 +259,7 @@ class DeepSpeedConfig:
         keys = [key for key in FROM_HIDDEN_SIZE if self.is_auto(key)]
         if not keys:
             return
-        size = hidden_size_of(model)
+        size = get_hidden_size(model)
         if size is None:
             raise ValueError(
                 f'The DeepSpeed configuration has "auto" for {", ".join(keys)}, which follow from the hidden size, and '
@@ -291,15 +269,11 @@ class DeepSpeedConfig:
             if self.is_zero3() or not only_in_stage_3:
                 self.fill_only(key, value(size))
             elif self.is_auto(key):
-                # The value has no effect in this stage, and DeepSpeed refuses text.
+                # Unused in this stage, and DeepSpeed rejects "auto".
                 self.del_config_sub_tree(key)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
-        """Take a section or a value out.
-
-        Raises:
-            ValueError: it is not there, and has to be.
-        """
+        """Delete a section or a value; raise ValueError if it must exist and is missing."""
         node, key = self.find_config_node(ds_key_long)
         if node is not None and key in node:
             del node[key]
@@ -307,8 +281,8 @@ class DeepSpeedConfig:
             raise ValueError(f"The DeepSpeed configuration has no {ds_key_long}: {self.config}.")
 
 
-def hidden_size_of(model: Any) -> int | None:
-    """Return the hidden size in a model's config, the largest of several; None if it names none."""
+def get_hidden_size(model: Any) -> int | None:
+    """Return the (largest) hidden size in a model's config; None without one."""
     config: Any = getattr(model, "config", None)
     for owner in (config, getattr(config, "text_config", None)):
         for name in ("hidden_size", "hidden_sizes"):
@@ -318,23 +292,23 @@ def hidden_size_of(model: Any) -> int | None:
     return None
 
 
-def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in section.items():
         if isinstance(value, dict):
-            yield from _entries(value, f"{prefix}{name}.")
+            yield from _iterate_entries(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-# ---- What libraries read ---------------------------------------------------------------------------------------------
+# ---- Plugin for libraries --------------------------------------------------------------------------------------------
 
 
 class DeepSpeedPlugin:
-    """Takes the place of accelerate's DeepSpeedPlugin, for libraries.
+    """Substitute for accelerate's DeepSpeedPlugin.
 
     Parameters:
-        hf_ds_config: the configuration; changes of its dict, `deepspeed_config`, count.
-        zero3_init: whether stage 3 shards models while `from_pretrained` loads them.
+        hf_ds_config: the configuration.
+        zero3_init: let `from_pretrained` shard models in stage 3.
     """
 
     def __init__(self, hf_ds_config: DeepSpeedConfig, zero3_init: bool = True):
@@ -344,7 +318,6 @@ class DeepSpeedPlugin:
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:
-        """The configuration as a dict."""
         return self.hf_ds_config.config
 
     @deepspeed_config.setter
@@ -360,56 +333,51 @@ class DeepSpeedPlugin:
         raise AttributeError(f"the DeepSpeed plugin has no {name!r}; deepspeed_config is DeepSpeed's configuration.")
 
     def is_zero3_init_enabled(self) -> bool:
-        """Whether models are sharded while they are loaded."""
+        """Return whether models are sharded while they are loaded."""
         return self.zero3_init_flag
 
     @contextlib.contextmanager
     def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
-        """Choose whether models that are loaded within the block are sharded."""
-        before = self.zero3_init_flag
+        """Enable or disable the sharding of models that the block loads."""
+        previous = self.zero3_init_flag
         self.zero3_init_flag = enable
         self.set_deepspeed_weakref()
         try:
             yield
         finally:
-            self.zero3_init_flag = before
+            self.zero3_init_flag = previous
             self.set_deepspeed_weakref()
 
     def set_deepspeed_weakref(self) -> None:
-        """Let `from_pretrained` of transformers, if it is installed, know whether to shard models as it loads them."""
+        """Register or unregister the configuration for `from_pretrained`, which shards models in stage 3."""
         with contextlib.suppress(ImportError):
             integration = importlib.import_module("transformers.integrations.deepspeed")
             if self.hf_ds_config.is_zero3() and not self.zero3_init_flag:
                 integration.unset_hf_deepspeed_config()
             else:
-                # transformers keeps a weak reference, which ends with the arguments.
+                # transformers holds a weak reference.
                 integration.set_hf_deepspeed_config(self.hf_ds_config)
 
     def select(self, _from_accelerator_state: bool = False) -> None:
-        """Make this the plugin in use."""
         self.set_deepspeed_weakref()
 
     def set_moe_leaf_modules(self, model: Any) -> None:
-        """Let DeepSpeed gather each mixture of experts as a whole; `transformer_moe_cls_names` names the classes.
-
-        Raises:
-            ValueError: the model has no module of such a class.
-        """
+        """Mark modules of `transformer_moe_cls_names` as leaves, which DeepSpeed gathers at once."""
         if not self.transformer_moe_cls_names:
             return
         classes = {type(module).__name__: type(module) for module in model.modules()}
-        wanted = [name.strip() for name in self.transformer_moe_cls_names.split(",")]
-        missing = [name for name in wanted if name not in classes]
+        names = [name.strip() for name in self.transformer_moe_cls_names.split(",")]
+        missing = [name for name in names if name not in classes]
         if missing:
             raise ValueError(
                 f"{MOE_LAYERS} names {', '.join(missing)}, and {type(model).__name__} has no module of that class."
             )
-        set_leaves: Any = importlib.import_module("deepspeed.utils").set_z3_leaf_modules
-        set_leaves(model, [classes[name] for name in wanted])
+        utils: Any = importlib.import_module("deepspeed.utils")
+        utils.set_z3_leaf_modules(model, [classes[name] for name in names])
 
 
 def read_launcher_config() -> dict[str, Any] | str | None:
-    """Return the configuration that `accelerate launch` asks for, or the path of its file; None without DeepSpeed."""
+    """Return the configuration of `accelerate launch`, or the path of its file; None without DeepSpeed."""
     if not is_env_true(USE_DEEPSPEED):
         return None
     file = os.environ.get(CONFIG_FILE, "")
@@ -419,7 +387,7 @@ def read_launcher_config() -> dict[str, Any] | str | None:
     config: dict[str, Any] = {**sizes, "bf16": {"enabled": AUTO}, "fp16": {"enabled": AUTO}}
     for setting in SETTINGS:
         text = os.environ.get(setting.variable, "").strip()
-        value = setting.launched if text.lower() in UNSET_VALUES else _read_value(text)
+        value = setting.launched if text.lower() in UNSET_VALUES else _parse_value(text)
         if value is not None:
             *sections, key = setting.key.split(".")
             node = config
@@ -429,7 +397,7 @@ def read_launcher_config() -> dict[str, Any] | str | None:
     return config
 
 
-def _read_value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text.lower())
     except ValueError:
@@ -437,10 +405,7 @@ def _read_value(text: str) -> Any:
 
 
 def set_up_deepspeed(args: Any) -> None:
-    """Give arguments that ask for DeepSpeed their `hf_deepspeed_config` and `deepspeed_plugin`.
-
-    While the arguments live, `from_pretrained` of transformers shards models in stage 3.
-    """
+    """Set `hf_deepspeed_config` and `deepspeed_plugin` if arguments or the launcher enable DeepSpeed."""
     launched = read_launcher_config()
     config = args.deepspeed or launched
     if not config:
@@ -450,21 +415,19 @@ def set_up_deepspeed(args: Any) -> None:
         args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_env_true(ZERO3_INIT)
     )
     if args.deepspeed_plugin.zero3_init_flag:
-        # `from_pretrained` gives each process its shard.
         from littrainer.distributed.group import start_deepspeed_communication
 
         start_deepspeed_communication(args)
 
 
 def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:
-    """Make a configuration that of the arguments."""
     config.trainer_config_process(args, args.auto_find_batch_size)
     args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config, zero3_init)
     args.deepspeed_plugin.select()
 
 
 def update_deepspeed(args: Any) -> None:
-    """Read what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
+    """Apply a configuration, or accelerate's plugin, that a script has set on existing arguments."""
     plugin = args.deepspeed_plugin
     if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
         _check_installed()
@@ -474,14 +437,10 @@ def update_deepspeed(args: Any) -> None:
 
 
 def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
-    """Refuse a `deepspeed` that was set after the Trainer was made, and `keep_optimizer_states` with it.
-
-    Parameters:
-        is_enabled: whether the Trainer was made for DeepSpeed.
-    """
+    """Raise ValueError if `deepspeed` differs from that of the Trainer, or conflicts with other arguments."""
     plugin = args.deepspeed_plugin
-    is_known = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
-    if args.deepspeed and not (is_enabled and is_known):
+    is_unchanged = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
+    if args.deepspeed and not (is_enabled and is_unchanged):
         raise ValueError(
             "`deepspeed` was set after the Trainer was made: set it in TrainingArguments, or at least before the "
             "Trainer is made."
@@ -494,7 +453,7 @@ def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
 
 
 def has_deepspeed(args: Any) -> bool:
-    """Whether DeepSpeed carries out the training of these arguments."""
+    """Return whether DeepSpeed runs the training."""
     return getattr(args, "deepspeed_plugin", None) is not None
 
 

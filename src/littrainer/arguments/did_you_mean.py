@@ -1,4 +1,4 @@
-"""The known name that is spelled most like an unknown one."""
+"""Suggestions of valid names for unknown names."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The member of `known` that is spelled most like `name`; None if nothing is similar."""
-    known = list(known)
-    matches = get_close_matches(name, known, n=1) or get_close_matches(name.lower(), known, n=1)
+def find_nearest_name(name: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name with the most similar spelling; None without a similar name."""
+    valid = list(valid)
+    matches = get_close_matches(name, valid, n=1) or get_close_matches(name.lower(), valid, n=1)
     return matches[0] if matches else None
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
-    """Half a sentence to follow an unknown name: what it may have meant, or what there is to choose from."""
-    known = list(known)
-    match = nearest_name(name, known)
+def suggest_name(name: str, valid: Iterable[str]) -> str:
+    """Return a clause for an error about an unknown name: the nearest valid name, or a few valid names."""
+    valid = list(valid)
+    match = find_nearest_name(name, valid)
     if match is not None:
         return f"did you mean {match!r}?"
-    return f"known are {', '.join(known)}" if len(known) <= 10 else "no known name is similar"
+    return f"known are {', '.join(valid)}" if len(valid) <= 10 else "no known name is similar"
 
 
-def format_accepted_names(name: str, known: Collection[str]) -> str:
-    """The end of a sentence that refuses a name: what it may have meant, and all that are taken."""
-    match = nearest_name(name, known)
-    return f"{'' if match is None else f' (did you mean {match!r}?)'}; it takes {', '.join(known) or 'none'}"
+def format_accepted_names(name: str, valid: Collection[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest valid name, and all valid names."""
+    match = find_nearest_name(name, valid)
+    return f"{'' if match is None else f' (did you mean {match!r}?)'}; it takes {', '.join(valid) or 'none'}"
 
 
-def unrecognized(words: Sequence[str], known: Iterable[str]) -> str:
-    """The complaint about unknown words of a command line, with the options that may have been meant."""
-    known = list(known)
+def unrecognized(words: Sequence[str], valid: Iterable[str]) -> str:
+    """Return the error about unknown words of a command line, with the nearest options."""
+    valid = list(valid)
     names = [word.partition("=")[0] for word in words if word.startswith("-")]
-    hints = [f"{name}: did you mean {nearest!r}?" for name in names if (nearest := nearest_name(name, known))]
+    hints = [f"{name}: did you mean {nearest!r}?" for name in names if (nearest := find_nearest_name(name, valid))]
     return "; ".join([f"unrecognized arguments: {' '.join(words)}", *(hints or ["see --help"])])

@@ -1,4 +1,4 @@
-"""All arguments by topic, each with its default and its help, and their documented positional order."""
+"""Arguments by topic, with defaults and help texts, in their documented positional order."""
 
 # ruff: noqa: RUF009 (`argument` returns a dataclass field)
 
@@ -29,7 +29,7 @@ WORKER_START_METHODS = ("fork", "spawn", "forkserver")
 
 PROCESS_GROUP_BACKENDS = ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")
 
-# Signals with which schedulers and users announce the end of a process, as far as this platform has them.
+# Signals of this platform by which schedulers and users announce the end of a process.
 ANNOUNCING_SIGNALS = tuple(
     name
     for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU", "SIGINT")
@@ -37,7 +37,7 @@ ANNOUNCING_SIGNALS = tuple(
 )
 DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 
-# The first one is the default.
+# Choices, the default first.
 ON_NONFINITE = ("warn", "skip", "rollback", "stop")
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
 LOSS_NORMALIZATIONS = ("transformers", "exact")
@@ -50,12 +50,12 @@ def argument(
     default_factory: Any = dataclasses.MISSING,
     **parser_options: Any,
 ) -> Any:
-    """Return the dataclass field of an argument, which describes itself.
+    """Return the dataclass field of an argument.
 
     Parameters:
         default, default_factory: as in `dataclasses.field`.
-        help: one line that says what the argument does, with its unit; parsers and the documentation read it.
-        parser_options: further options of a command-line parser, such as `choices`, `nargs` or `const`.
+        help: effect of the argument in a line, with its unit, for parsers and the documentation.
+        parser_options: options of a command-line parser, such as `choices`, `nargs` or `const`.
     """
     metadata = {"help": help, **parser_options}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
@@ -65,27 +65,20 @@ def argument(
 class ScheduleFields:
     """Output folder, micro-batch size, duration, learning rate and its schedule."""
 
-    # None becomes the default folder at construction, so readers find a string.
+    # Normalization replaces None.
     output_dir: str = argument(
         cast("str", None),
-        "Folder for checkpoints and the final model, or an address such as `s3://bucket/run`; `trainer_output` if none "
-        "is given.",
+        "Folder or URL, such as `s3://bucket/run`, for checkpoints and the final model; unset, `trainer_output`.",
     )
     per_device_train_batch_size: int = argument(8, "Samples in one training micro-batch on each device.")
-    num_train_epochs: float = argument(
-        3.0, "Passes over the training data; a fraction stops part of the way through the last pass."
-    )
-    max_steps: int = argument(
-        -1, "Optimizer steps to train for; when positive it decides instead of `num_train_epochs`."
-    )
-    learning_rate: float = argument(5e-5, "Peak learning rate, reached when warmup is over.")
+    num_train_epochs: float = argument(3.0, "Epochs to train for; a fraction ends within the last epoch.")
+    max_steps: int = argument(-1, "Optimizer steps to train for; a positive number overrides `num_train_epochs`.")
+    learning_rate: float = argument(5e-5, "Peak learning rate, after the warmup.")
     lr_scheduler_type: SchedulerType | str = argument("linear", "Shape of the learning-rate curve after warmup.")
     lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
-        None, "Further settings of the schedule, such as `num_cycles`; a dict, or JSON on the command line."
+        None, "Settings of the schedule, such as `num_cycles`: a dict, or JSON on the command line."
     )
-    warmup_steps: float = argument(
-        0, "Length of the linear warmup: from 1 up in optimizer steps, below 1 as a share of all steps."
-    )
+    warmup_steps: float = argument(0, "Optimizer steps of the linear warmup; below 1, a share of all steps.")
 
 
 @dataclass
@@ -93,28 +86,24 @@ class OptimizationFields:
     """Optimizer, weight decay, gradient accumulation, clipping and label smoothing."""
 
     optim: OptimizerNames | str = argument("adamw_torch_fused", "Name of the optimizer.")
-    optim_args: str | None = argument(
-        None, "Further settings for optimizers that take some, written as `key=value,key=value`."
-    )
-    weight_decay: float = argument(
-        0.0, "Decay applied to weights by the optimizer; biases and normalisation weights are left out."
-    )
+    optim_args: str | None = argument(None, "Settings of the optimizer, written as `key=value,key=value`.")
+    weight_decay: float = argument(0.0, "Weight decay, except for biases and normalization weights.")
     adam_beta1: float = argument(0.9, "AdamW's decay rate for the running mean of gradients.")
     adam_beta2: float = argument(0.999, "AdamW's decay rate for the running mean of squared gradients.")
-    adam_epsilon: float = argument(1e-8, "AdamW's addend to the denominator, which keeps the division stable.")
+    adam_epsilon: float = argument(1e-8, "AdamW's addend to the denominator, for numerical stability.")
     optim_target_modules: list[str] | str | None = argument(
         None,
         "Modules that a low-rank optimizer (GaLore, APOLLO) projects: names, a regular expression or `all-linear`.",
     )
     gradient_accumulation_steps: int = argument(1, "Micro-batches whose gradients are summed for one optimizer step.")
     average_tokens_across_devices: bool = argument(
-        True, "Count the target tokens of an optimizer step over all processes, so that each token weighs the same."
+        True, "Weight each target token equally by counting the tokens of all processes."
     )
     max_grad_norm: float = argument(
-        1.0, "Clip the gradient to this 2-norm before an optimizer step; 0 or below never clips."
+        1.0, "Maximum 2-norm of the gradient, which is clipped before an optimizer step; 0 or below disables clipping."
     )
     label_smoothing_factor: float = argument(
-        0.0, "Probability mass taken from the true label and spread over all labels; 0 leaves labels as they are."
+        0.0, "Probability mass moved from the true label to all labels; 0 disables smoothing."
     )
 
 
@@ -124,19 +113,19 @@ class PrecisionFields:
 
     bf16: bool = argument(False, "Train in bfloat16 mixed precision.")
     fp16: bool = argument(False, "Train in float16 mixed precision with loss scaling.")
-    bf16_full_eval: bool = argument(False, "Hold the model wholly in bfloat16 during evaluation.")
-    fp16_full_eval: bool = argument(False, "Hold the model wholly in float16 during evaluation.")
+    bf16_full_eval: bool = argument(False, "Convert the model to bfloat16 for evaluation.")
+    fp16_full_eval: bool = argument(False, "Convert the model to float16 for evaluation.")
     tf32: bool | None = argument(
-        None, "Allow (true) or forbid (false) TF32 matrix products on NVIDIA GPUs; unset leaves torch's setting alone."
+        None, "Allow (true) or forbid (false) TF32 matrix products on NVIDIA GPUs; unset keeps torch's setting."
     )
     activation_checkpointing: bool | None = argument(
         None,
-        "Recompute activations in the backward pass instead of storing them: less memory, more time.",
+        "Recompute activations in the backward pass to save memory at the cost of time.",
         nargs="?",
         const=True,
     )
     activation_checkpointing_kwargs: dict[str, Any] | str | None = argument(
-        None, "Further settings of activation checkpointing, such as `use_reentrant`."
+        None, "Settings of activation checkpointing, such as `use_reentrant`."
     )
     gradient_checkpointing: bool | None = argument(
         None, "Other name of `activation_checkpointing`.", nargs="?", const=True
@@ -145,199 +134,188 @@ class PrecisionFields:
         None, "Other name of `activation_checkpointing_kwargs`."
     )
     torch_compile: bool = argument(False, "Compile the model with `torch.compile`.")
-    torch_compile_backend: str | None = argument(
-        None, "Backend for `torch.compile`; naming one switches compilation on."
-    )
-    torch_compile_mode: str | None = argument(None, "Mode for `torch.compile`; naming one switches compilation on.")
-    use_liger_kernel: bool = argument(False, "Replace layers of the model by Liger's fused Triton kernels.")
+    torch_compile_backend: str | None = argument(None, "Backend of `torch.compile`; setting it enables compilation.")
+    torch_compile_mode: str | None = argument(None, "Mode of `torch.compile`; setting it enables compilation.")
+    use_liger_kernel: bool = argument(False, "Replace layers of the model by Liger's Triton kernels.")
     liger_kernel_config: dict[str, bool] | None = argument(
-        None, "Which Liger kernels to apply, by name; unset applies the usual ones for the model."
+        None, "Liger kernels to enable or disable, by name; unset enables the model's defaults."
     )
     use_cache: bool = argument(False, "Value of `model.config.use_cache` during training.")
     neftune_noise_alpha: float | None = argument(
-        None, "Strength of the NEFTune noise added to embeddings in training; unset adds none."
+        None, "Strength of NEFTune noise in embeddings during training; unset disables it."
     )
     torch_empty_cache_steps: int | None = argument(
-        None, "Return the accelerator's cached memory every so many optimizer steps; unset never does."
+        None, "Optimizer steps between releases of the device's cached memory; unset disables them."
     )
-    auto_find_batch_size: bool = argument(
-        False, "Start over with a smaller micro-batch when memory runs out, until it fits."
-    )
+    auto_find_batch_size: bool = argument(False, "Restart training with a smaller micro-batch when out of memory.")
 
 
 @dataclass
 class LoggingFields:
     """Logged values, log levels, progress bars and experiment trackers."""
 
-    logging_strategy: IntervalStrategy | str = argument("steps", "When to log: `no`, every `steps` or each `epoch`.")
-    logging_steps: float = argument(500, "Optimizer steps between two logs; below 1 it is a share of all steps.")
+    logging_strategy: IntervalStrategy | str = argument("steps", "Time of logs: `no`, every `steps` or each `epoch`.")
+    logging_steps: float = argument(500, "Optimizer steps between two logs; below 1, a share of all steps.")
     logging_first_step: bool = argument(False, "Log after the first optimizer step too.")
-    log_on_each_node: bool = argument(True, "Let the first process of each node log, not only that of the first node.")
+    log_on_each_node: bool = argument(True, "Log in the first process of each node, not only of the first node.")
     logging_nan_inf_filter: bool = argument(
-        True, "Leave nan and infinite losses out of the logged mean; gradients are not touched."
+        True, "Exclude nan and infinite losses from the logged mean; gradients do not change."
     )
     include_num_input_tokens_seen: str | bool = argument(
         "no", "Count input tokens in the logs: `all`, `non_padding` or `no`; true means `all`."
     )
     log_level: str = argument(
-        "passive", "Log level of the main process; `passive` leaves the application's level.", choices=list(LOG_LEVELS)
+        "passive", "Log level of the main process; `passive` keeps the application's level.", choices=list(LOG_LEVELS)
     )
     log_level_replica: str = argument(
         "warning",
-        "Log level of the other processes; `passive` leaves the application's level.",
+        "Log level of the other processes; `passive` keeps the application's level.",
         choices=list(LOG_LEVELS),
     )
     disable_tqdm: bool | None = argument(
-        None, "Show no progress bars; unset shows them on a terminal if warnings are shown, false anywhere."
+        None, "Hide progress bars; false always shows them, unset only on a terminal that shows warnings."
     )
     report_to: list[str] | str | None = argument(
-        "none", "Experiment trackers to report to, by name; `none` reports to none."
+        "none", "Experiment trackers, by name; `all` selects the installed ones, `none` disables them."
     )
-    run_name: str | None = argument(None, "Name of this run in the experiment trackers.")
-    project: str = argument("huggingface", "Name of the project in the experiment trackers that group runs.")
-    trackio_space_id: str | None = argument(None, "Hugging Face Space to which Trackio sends the run.")
-    trackio_bucket_id: str | None = argument(None, "Hugging Face storage bucket in which Trackio keeps the run.")
+    run_name: str | None = argument(None, "Name of the run in experiment trackers.")
+    project: str = argument("huggingface", "Name of the project in experiment trackers.")
+    trackio_space_id: str | None = argument(None, "Hugging Face Space for Trackio.")
+    trackio_bucket_id: str | None = argument(None, "Hugging Face storage bucket for Trackio.")
     trackio_static_space_id: Literal[False] | str | None = argument(
-        None, "Static Space that Trackio publishes at the end of training; false publishes none."
+        None, "Static Space that Trackio publishes at the end of training; false disables it."
     )
 
 
 @dataclass
 class EvaluationFields:
-    """When to evaluate, on how much at a time, and what metrics are computed from."""
+    """Time, batches and metrics of evaluations."""
 
     eval_strategy: IntervalStrategy | str = argument(
-        "no", "When to evaluate during training: `no`, every `steps` or each `epoch`."
+        "no", "Time of evaluations during training: `no`, every `steps` or each `epoch`."
     )
     eval_steps: float | None = argument(
-        None, "Optimizer steps between two evaluations (below 1 a share of all steps); unset follows `logging_steps`."
+        None, "Optimizer steps between two evaluations; below 1, a share of all steps; unset, `logging_steps`."
     )
-    eval_delay: float = argument(0, "Epochs or steps, by `eval_strategy`, before the first evaluation may happen.")
+    eval_delay: float = argument(0, "Epochs or steps, by `eval_strategy`, before the first evaluation.")
     per_device_eval_batch_size: int = argument(8, "Samples in one evaluation batch on each device.")
-    prediction_loss_only: bool = argument(False, "Keep only the loss in evaluation, no predictions and no metrics.")
-    eval_on_start: bool = argument(False, "Evaluate once before the first training step.")
+    prediction_loss_only: bool = argument(False, "Compute only the loss in evaluation, no predictions and metrics.")
+    eval_on_start: bool = argument(False, "Evaluate before the first training step.")
     eval_do_concat_batches: bool = argument(
-        True, "Join predictions of all batches to one array; false hands `compute_metrics` a list of batches."
+        True, "Concatenate the predictions of all batches; false passes a list of batches to `compute_metrics`."
     )
     eval_use_gather_object: bool = argument(
-        False, "Gather predictions between processes as Python objects, for outputs that are not tensors."
+        False, "Gather predictions of all processes as Python objects, for outputs other than tensors."
     )
     eval_accumulation_steps: int | None = argument(
-        None, "Evaluation batches after which predictions move to host memory; unset moves them at the end."
+        None, "Evaluation batches after which predictions are moved to host memory; unset, at the end."
     )
     include_for_metrics: list[str] = argument(
-        help="What `compute_metrics` gets with predictions and labels: `inputs`, `loss`.",
+        help="Values for `compute_metrics` in addition to predictions and labels: `inputs`, `loss`.",
         default_factory=list,
     )
     batch_eval_metrics: bool = argument(
-        False, "Call `compute_metrics` batch by batch and let it sum up, so that predictions are not kept."
+        False, "Call `compute_metrics` for each batch, so that predictions are not stored."
     )
 
 
 @dataclass
 class SavingFields:
-    """What is written and when, what is pushed, which checkpoint is best, how a resume behaves."""
+    """Checkpoints, pushes to the Hub, the best checkpoint, resuming."""
 
     save_only_model: bool = argument(
-        False, "Write the model without optimizer, schedule and random states; such a checkpoint cannot resume."
+        False, "Save checkpoints without optimizer, schedule and random states; they cannot be resumed from."
     )
     save_strategy: SaveStrategy | str = argument(
-        "steps", "When to write a checkpoint: `no`, every `steps`, each `epoch` or at each `best` metric."
+        "steps", "Time of checkpoints: `no`, every `steps`, each `epoch` or at each `best` metric."
     )
-    save_steps: float = argument(500, "Optimizer steps between two checkpoints; below 1 it is a share of all steps.")
-    save_on_each_node: bool = argument(
-        False, "Write on every node, for nodes that share no disk; on a shared disk leave it off."
-    )
+    save_steps: float = argument(500, "Optimizer steps between two checkpoints; below 1, a share of all steps.")
+    save_on_each_node: bool = argument(False, "Save on every node, for nodes without a shared disk.")
     save_total_limit: int | None = argument(
         None,
-        "Checkpoints to keep, the newest and the best among them; older ones are deleted, with 0 or below none is.",
+        "Maximum number of checkpoints, including the newest and the best; unset, 0 or below, none is deleted.",
     )
-    enable_jit_checkpoint: bool = argument(False, "Write a checkpoint and end training when the process gets SIGTERM.")
-    push_to_hub: bool = argument(False, "Push the model to the Hub when it is saved.")
-    hub_token: str | None = argument(None, "Token for pushing to the Hub; unset takes the one of `hf auth login`.")
-    hub_private_repo: bool | None = argument(
-        None, "Create the Hub repository as private; unset leaves it to the organisation."
-    )
+    enable_jit_checkpoint: bool = argument(False, "Save a checkpoint and end training on SIGTERM.")
+    push_to_hub: bool = argument(False, "Push saved models to the Hub.")
+    hub_token: str | None = argument(None, "Token for the Hub; unset, the token of `hf auth login`.")
+    hub_private_repo: bool | None = argument(None, "Create a private Hub repository; unset, the organisation decides.")
     hub_model_id: str | None = argument(
-        None, "Hub repository, `name` or `organisation/name`; unset takes the name of the output folder."
+        None, "Hub repository, `name` or `organisation/name`; unset, the name of the output folder."
     )
     hub_strategy: HubStrategy | str = argument(
-        "every_save", "What to push and when: `end`, `every_save`, `checkpoint` or `all_checkpoints`."
+        "every_save", "Contents and time of pushes: `end`, `every_save`, `checkpoint` or `all_checkpoints`."
     )
-    hub_always_push: bool = argument(False, "Push even while the previous push is still running.")
-    hub_revision: str | None = argument(None, "Branch of the Hub repository to push to.")
+    hub_always_push: bool = argument(False, "Push while the previous push is still running.")
+    hub_revision: str | None = argument(None, "Branch of the Hub repository.")
     load_best_model_at_end: bool = argument(
-        False, "Load the best checkpoint when training ends; evaluation and saving must then happen together."
+        False, "Load the best checkpoint at the end of training; needs an evaluation at each save."
     )
     metric_for_best_model: str | None = argument(
         None,
-        "Evaluation metric that ranks checkpoints, with or without `eval_`; unset, the loss if one is needed.",
+        "Evaluation metric that ranks checkpoints, with or without `eval_`; unset, the loss if a metric is needed.",
     )
     greater_is_better: bool | None = argument(
-        None, "Whether a larger metric is better; unset it is true for names that do not end in `loss`."
+        None, "Whether a larger metric is better; unset, true unless its name ends in `loss`."
     )
     ignore_data_skip: bool = argument(
-        False, "On resume start with the first batch of the epoch again instead of skipping those already seen."
+        False, "Resume with the first batch of the epoch instead of skipping the batches already used."
     )
     restore_callback_states_from_checkpoint: bool = argument(
         None,
-        "On resume give callbacks back the state they had when the checkpoint was written; unset, early stopping alone "
-        "goes on with the evaluations it has counted, and false gives nothing back.",
+        "Restore callback states on resume; unset, only that of early stopping; false, none.",
     )
 
 
 @dataclass
 class EnvironmentFields:
-    """Determinism, seeds, device and the settings users know from accelerate."""
+    """Determinism, seeds, device and accelerate's settings."""
 
-    full_determinism: bool = argument(
-        False, "Use deterministic kernels throughout, so that two runs are equal; slower, meant for debugging."
-    )
-    seed: int = argument(42, "Random seed set before training.")
-    data_seed: int | None = argument(None, "Random seed of the training sampler; unset takes `seed`.")
+    full_determinism: bool = argument(False, "Use deterministic kernels, so that runs are reproducible, but slower.")
+    seed: int = argument(42, "Random seed.")
+    data_seed: int | None = argument(None, "Random seed of the training sampler; unset, `seed`.")
     use_cpu: bool = argument(False, "Run on the CPU even if there is a GPU.")
     accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = argument(
         None,
-        "Settings of batches as a dict or the path of a JSON file; `split_batches`, `even_batches` and "
-        "`sync_each_batch` are about several processes and change nothing in one.",
+        "Settings of batches: a dict or the path of a JSON file; `split_batches`, `even_batches` and "
+        "`sync_each_batch` need several processes.",
     )
     parallelism_config: Any | None = argument(
         None,
-        "Layout of the processes: a dict with some of `dp_replicate_size`, `dp_shard_size` and `tp_size`, or "
-        "accelerate's ParallelismConfig.",
+        "Layout of the processes: a dict with `dp_replicate_size`, `dp_shard_size` or `tp_size`, or accelerate's "
+        "ParallelismConfig.",
     )
 
 
 @dataclass
 class DataFields:
-    """Loader workers, which columns the model gets, how training samples are ordered."""
+    """Loader processes, columns, order of training samples."""
 
-    dataloader_drop_last: bool = argument(False, "Leave out the last batch of an epoch if it is not full.")
+    dataloader_drop_last: bool = argument(False, "Drop the last batch of an epoch if it is incomplete.")
     dataloader_num_workers: int = argument(0, "Processes that load data; 0 loads in the training process.")
-    dataloader_pin_memory: bool = argument(True, "Load batches into page-locked memory, for faster copies to a GPU.")
+    dataloader_pin_memory: bool = argument(True, "Load batches into pinned memory, for faster copies to a GPU.")
     dataloader_persistent_workers: bool = argument(
-        False, "Keep loader processes alive between epochs: a faster start of an epoch for more memory."
+        False, "Keep loader processes between epochs; epochs start faster, with more memory."
     )
     dataloader_prefetch_factor: int | None = argument(
-        None, "Batches each loader process prepares ahead; needs `dataloader_num_workers` above 0."
+        None, "Batches that each loader process prefetches; needs `dataloader_num_workers` above 0."
     )
     dataloader_multiprocessing_context: str | None = argument(
-        None, "How loader processes are started; unset takes torch's way.", choices=list(WORKER_START_METHODS)
+        None, "Start method of loader processes; unset, torch's default.", choices=list(WORKER_START_METHODS)
     )
     dataloader_in_order: bool = argument(
-        True, "Hand out batches in the order they were asked for; false hands out whichever is ready first."
+        True, "Keep the order of batches; false returns the first batch that is ready."
     )
-    remove_unused_columns: bool = argument(True, "Drop dataset columns that the model's forward does not take.")
+    remove_unused_columns: bool = argument(True, "Drop dataset columns that the model's forward does not accept.")
     label_names: list[str] | None = argument(
-        None, "Keys of the inputs that are labels; unset finds them in the model's forward."
+        None, "Names of the inputs that are labels; unset derives them from the model's forward."
     )
     train_sampling_strategy: str = argument(
-        "random", "Order of training samples for datasets that have a length.", choices=list(SAMPLING_STRATEGIES)
+        "random", "Order of training samples of datasets with a length.", choices=list(SAMPLING_STRATEGIES)
     )
     length_column_name: str = argument(
         "length",
-        "Column with sample lengths, for an order by length; `remove_unused_columns=False` keeps one that the model "
-        "does not take.",
+        "Column of sample lengths, for an order by length; `remove_unused_columns=False` keeps it if the model does "
+        "not accept it.",
     )
 
 
@@ -346,19 +324,21 @@ class DistributedFields:
     """Distributed data parallel, fully sharded data parallel and DeepSpeed."""
 
     ddp_find_unused_parameters: bool | None = argument(
-        None, "DDP searches for parameters that got no gradient; unset does unless activations are checkpointed."
+        None, "Let DDP detect parameters without a gradient; unset, yes unless activations are checkpointed."
     )
-    ddp_bucket_cap_mb: int | None = argument(None, "Size of DDP's gradient buckets in MiB; unset takes torch's.")
+    ddp_bucket_cap_mb: int | None = argument(None, "Size of DDP's gradient buckets in MiB; unset, torch's default.")
     ddp_broadcast_buffers: bool | None = argument(
-        None, "DDP copies the main process's buffers at each forward; unset does too."
+        None, "Let DDP broadcast the main process's buffers at each forward; unset, yes."
     )
     ddp_static_graph: bool | None = argument(
-        None, "Tell DDP that each step uses the same parameters in the same order."
+        None, "Declare to DDP that each step uses the same parameters in the same order."
     )
     ddp_backend: str | None = argument(
-        None, "Communication library of the processes; unset fits the device.", choices=list(PROCESS_GROUP_BACKENDS)
+        None,
+        "Communication backend of the processes; unset, by the device.",
+        choices=list(PROCESS_GROUP_BACKENDS),
     )
-    ddp_timeout: int = argument(1800, "Seconds after which a collective operation gives up.")
+    ddp_timeout: int = argument(1800, "Timeout of collective operations in seconds.")
     fsdp: str | None = argument(
         None, "Shard parameters, gradients and optimizer state over the processes.", nargs="?", const=True
     )
@@ -366,161 +346,153 @@ class DistributedFields:
         None, "Settings of `fsdp` as a dict or the path of a JSON file."
     )
     deepspeed: dict[str, Any] | str | None = argument(
-        None, "DeepSpeed configuration as a dict or the path of a JSON file; giving one switches DeepSpeed on."
+        None, "DeepSpeed configuration as a dict or the path of a JSON file; setting it enables DeepSpeed."
     )
 
 
 @dataclass
 class ScriptFields:
-    """Debug switches, what a script is to do, and the checkpoint it starts from."""
+    """Debug switches, tasks of a script, and its checkpoint."""
 
     debug: str | list[DebugOption] = argument(
-        "", "Extra checks, by name and separated by blanks: `underflow_overflow`, `tpu_metrics_debug`."
+        "", "Extra checks, separated by spaces: `underflow_overflow`, `tpu_metrics_debug`."
     )
-    skip_memory_metrics: bool = argument(True, "Leave memory use out of the metrics; measuring it slows training down.")
-    do_train: bool = argument(False, "For scripts: whether to train. The Trainer does not read it.")
-    do_eval: bool = argument(False, "For scripts: whether to evaluate; becomes true when `eval_strategy` is not `no`.")
-    do_predict: bool = argument(False, "For scripts: whether to predict on test data. The Trainer does not read it.")
+    skip_memory_metrics: bool = argument(True, "Omit memory use from the metrics; measuring it slows training down.")
+    do_train: bool = argument(False, "Whether a script trains. The Trainer does not read it.")
+    do_eval: bool = argument(False, "Whether a script evaluates; true if `eval_strategy` is not `no`.")
+    do_predict: bool = argument(False, "Whether a script predicts test data. The Trainer does not read it.")
     resume_from_checkpoint: str | None = argument(
         None,
-        "`auto`: `train()` goes on from the newest intact checkpoint in `output_dir`, or begins if there is none. Any "
-        "other value is for scripts, to hand to `train(resume_from_checkpoint=...)`.",
+        "`auto`: `train()` resumes from the newest intact checkpoint in `output_dir`, if there is one. Scripts pass "
+        "other values to `train(resume_from_checkpoint=...)`.",
     )
     local_rank: int = argument(
         -1,
-        "Kept for old launchers that pass it. A launcher's rank on this machine is written here, as in "
-        "transformers 4; read `local_process_index` instead.",
+        "Rank on this node, for old launchers and scripts; read `local_process_index` instead.",
     )
 
 
-# By keyword only, so that they shift no argument of a subclass that is given by position.
+# Keyword-only, so that positional arguments of subclasses do not shift.
 @dataclass(kw_only=True)
 class AdditionalFields:
-    """Warmup as a ratio, the TensorBoard folder, keywords for Lightning, how checkpoints are saved, losses averaged."""
+    """Earlier arguments of transformers, and arguments of littrainer."""
 
     warmup_ratio: float | None = argument(
-        None, "Share of all steps to warm up for; above 0 it replaces `warmup_steps`, which takes a share as well."
+        None, "Warmup as a share of all steps; above 0 it overrides `warmup_steps`, which accepts a share too."
     )
     logging_dir: str | None = argument(None, "Folder for TensorBoard files.")
     lightning: dict[str, Any] | str | None = argument(
-        None, "Further keywords for `lightning.Trainer`, such as `profiler` or `plugins`."
+        None, "Keywords of `lightning.Trainer`, such as `profiler` or `plugins`."
     )
     async_save: bool = argument(
         False,
-        "Write checkpoints in the background; training waits only for a copy of model and optimizer in host memory.",
+        "Write checkpoints in the background; training waits for a copy of model and optimizer to host memory.",
     )
     jit_checkpoint_signals: list[str] | str | None = argument(
         None,
-        "Signals on which `enable_jit_checkpoint` saves and stops, one or several by name, which set it; unset, "
-        "SIGTERM.",
+        "Names of signals on which to save and stop; setting them enables `enable_jit_checkpoint`; unset, SIGTERM.",
     )
     eval_loss_weighting: str = argument(
         EVAL_LOSS_WEIGHTINGS[0],
-        "What a batch's mean loss counts for in the evaluation loss: `batches`, as in transformers, for the batch "
-        "size, or for its samples if it is the last one of a dataset with a length; `samples` for the samples "
-        "in it; `labels` for its labels other than -100, which is exact if each token has one.",
+        "Weight of a batch's mean loss in the evaluation loss: `batches`, the batch size, as in transformers, or the "
+        "number of samples in the last batch of a dataset with a length; `samples`, its samples; `labels`, its labels "
+        "other than -100, which is exact if each token has a label.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
-    save_minutes: float | None = argument(None, "Save a checkpoint if the last one is so many minutes old.")
-    eval_minutes: float | None = argument(None, "Evaluate if the last evaluation is so many minutes past.")
+    save_minutes: float | None = argument(None, "Minutes after the last checkpoint at which to save.")
+    eval_minutes: float | None = argument(None, "Minutes after the last evaluation at which to evaluate.")
     max_minutes: float | None = argument(
         None,
-        "End training after so many minutes of this call of `train()`, as at `max_steps`; a resumed one has as many.",
+        "Minutes after which a call of `train()`, also a resumed one, ends as at `max_steps`.",
     )
     hang_timeout: float | None = argument(
         None,
-        "End a training that has not moved for so many seconds, with an error, after printing the Python stacks of all "
-        "threads.",
+        "Seconds without progress after which training prints the stacks of all threads and ends with an error.",
     )
     max_tokens_per_batch: int | None = argument(
-        None, "Tokens, with padding, up to which batches of samples of similar length are formed; in evaluation too."
+        None, "Maximum tokens, with padding, of a batch of samples of similar length; in evaluation too."
     )
     pack_to_length: int | None = argument(
-        None, "Tokens of a row up to which documents are packed to train a causal language model; rows are samples."
+        None, "Tokens per row into which documents are packed for a causal language model; rows are samples."
     )
     on_nonfinite: str = argument(
         ON_NONFINITE[0],
-        "What happens if loss or gradients are not finite: `warn` tells what came first, at the latest at the next "
-        "log; `skip` leaves the optimizer step out; `rollback` goes back to the last healthy checkpoint and leaves "
-        "that batch out; `stop` ends the training with an error, before anything sick is saved.",
+        "Policy for non-finite losses or gradients: `warn` logs the first non-finite value, at the next log at the "
+        "latest; `skip` skips the optimizer step; `rollback` resumes from the last finite checkpoint without that "
+        "batch; `stop` ends training with an error before the next save.",
         choices=list(ON_NONFINITE),
     )
     spike_factor: float | None = argument(
-        None, "Treat a gradient norm of more than so many times the median of the last 100 as one that is not finite."
+        None, "Treat a gradient norm above this multiple of the median of the last 100 as non-finite."
     )
     save_total_limit_best: int | None = argument(
         None,
-        "Checkpoints to keep for their `metric_for_best_model`, besides the newest `save_total_limit` (1 if unset).",
+        "Best checkpoints by `metric_for_best_model` to keep, in addition to the newest `save_total_limit` (unset, 1).",
     )
     keep_optimizer_states: int | None = argument(
         None,
-        "Newest checkpoints that can be resumed from; older ones are thinned to their weights. Unset, none is thinned.",
+        "Newest checkpoints that keep optimizer states; older checkpoints keep only weights. Unset, all keep them.",
     )
     loss_normalization: str = argument(
         LOSS_NORMALIZATIONS[0],
-        "What the losses of an optimizer step are divided by: `transformers`, as there; `exact`, by its samples or "
-        "labels in all micro-batches and processes, so that loss and gradients do not depend on how they are split.",
+        "Divisor of the losses of an optimizer step: `transformers`, as there; `exact`, its samples or labels in all "
+        "micro-batches and processes, so that loss and gradients do not depend on the micro-batch size.",
         choices=list(LOSS_NORMALIZATIONS),
     )
     global_batch_size: int | None = argument(
         None,
-        "Samples of an optimizer step in all processes together; sets `gradient_accumulation_steps`, so that they stay "
-        "as many on other machines.",
+        "Samples of an optimizer step in all processes; sets `gradient_accumulation_steps` on any number of devices.",
     )
-    log_speed: bool = argument(
-        False, "Log where the time goes: seconds of each part of the steps, rates, padding, seconds left."
-    )
+    log_speed: bool = argument(False, "Log the seconds of each part of a step, throughput, padding and seconds left.")
     auto_micro_batch: bool = argument(
-        False, "Do an optimizer step again in smaller micro-batches if memory runs out; its samples and loss stay."
+        False, "Repeat an optimizer step with smaller micro-batches when out of memory; samples and loss do not change."
     )
     ema_decay: float | None = argument(
-        None, "Keep an average of the weights; it keeps this share of itself at each optimizer step."
+        None, "Decay per optimizer step of an exponential moving average of the weights; unset disables it."
     )
     ema_use: str = argument(
-        EMA_USES[0], "What has the averaged weights: to `evaluate`, to `save`, or `both`.", choices=list(EMA_USES)
+        EMA_USES[0], "Use of the averaged weights: `evaluate`, `save` or `both`.", choices=list(EMA_USES)
     )
 
 
 @runtime_checkable
 class GenerationConfig(Protocol):
-    """The part of transformers' class of this name that is read; it may not be installed."""
+    """Protocol of transformers' GenerationConfig, which may not be installed."""
 
     def validate(self, strict: bool = False) -> Any:
-        """Refuse settings that contradict each other."""
+        """Raise ValueError for contradictory settings."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings by name."""
+        """Return the settings by name."""
 
     def from_model_config(self, model_config: Any) -> Any:
-        """Settings that an older model's configuration holds."""
+        """Return the settings in an older model's configuration."""
 
 
 # A generated representation would show tokens.
 @dataclass(repr=False)
 class GenerationFields:
-    """Batches of similar length, and what `Seq2SeqTrainer` generates in evaluation (`Seq2SeqTrainingArguments`)."""
+    """Batches of similar length, and generation in evaluation (`Seq2SeqTrainingArguments`)."""
 
     sortish_sampler: bool = argument(
-        False, "Train on batches of samples of similar length, in random order, which saves padding."
+        False, "Form batches of samples of similar length, in random order, to save padding."
     )
     predict_with_generate: bool = argument(
-        False, "Predictions are what the model generates, not its logits; for metrics such as ROUGE."
+        False, "Predict generated tokens instead of logits, for metrics such as ROUGE."
     )
     generation_max_length: int | None = argument(
-        None, "Tokens to generate at most, with the first one; unset leaves it to the generation config."
+        None, "Maximum tokens to generate, including the first; unset, the generation config decides."
     )
     generation_num_beams: int | None = argument(
-        None, "Beams to search with, 1 for no beam search; unset leaves it to the generation config."
+        None, "Beams of the beam search, 1 for none; unset, the generation config decides."
     )
     generation_config: str | Path | GenerationConfig | None = argument(
-        None, "Generation config of the model: an object, a file, a folder that holds one, or a model id."
+        None, "Generation config: an object, a file, a folder with such a file, or a model id."
     )
 
 
-# A dataclass takes the fields of its last base first, so the topics stand here from last to first.
-#
-# In the annotations of optional unions `str` stands second: transformers' HfArgumentParser reads a value from the
-# command line as the second member of such a union, and fails on `None` or `list[str]` in the other places.
+# In reverse order, since a dataclass takes the fields of its last base first. In optional unions `str` is second:
+# transformers' HfArgumentParser parses values as the second member, and fails on `None` or `list[str]` there.
 @dataclass
 class ArgumentFields(
     AdditionalFields,
@@ -535,15 +507,15 @@ class ArgumentFields(
     OptimizationFields,
     ScheduleFields,
 ):
-    """The fields of TrainingArguments with their defaults and nothing else."""
+    """Fields of TrainingArguments."""
 
 
 def list_topics(cls: type) -> list[type]:
-    """The classes that hold an argument class's documented fields, one for each topic, in their positional order."""
+    """Return the topic classes of an argument class in positional order."""
     topics = list(reversed(ArgumentFields.__bases__)) if issubclass(cls, ArgumentFields) else []
     return [*topics, GenerationFields] if issubclass(cls, GenerationFields) else topics
 
 
 def get_default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a dataclass field, `dataclasses.MISSING` if it has none."""
+    """Return the default of a dataclass field, or `dataclasses.MISSING`."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

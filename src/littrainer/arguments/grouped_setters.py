@@ -1,4 +1,4 @@
-"""Methods of TrainingArguments that set all arguments of one topic at once and return the arguments."""
+"""Methods of TrainingArguments that set all arguments of a topic."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class GroupedSetters(ArgumentFields):
-    """The `set_*` methods. What a call leaves out goes back to the default in its signature.
+    """The `set_*` methods, which return the arguments; omitted parameters reset their arguments to the defaults.
 
-    For a value that cannot be right each raises ValueError or TypeError, which names the argument, and changes nothing.
+    An invalid value raises ValueError or TypeError and changes nothing.
     """
 
     def set_training(
@@ -26,16 +26,16 @@ class GroupedSetters(ArgumentFields):
         num_epochs: float = 3, max_steps: int = -1, gradient_accumulation_steps: int = 1, seed: int = 42,
         activation_checkpointing: bool = False, gradient_checkpointing: bool | None = None,
     ) -> Self:  # fmt: skip
-        """Set the arguments that every training has, and `do_train`.
+        """Set the common arguments of a training, and `do_train`.
 
         Parameters:
             batch_size, num_epochs: `per_device_train_batch_size` and `num_train_epochs`.
             learning_rate, weight_decay, max_steps, gradient_accumulation_steps, seed: the arguments of these names.
-            activation_checkpointing, gradient_checkpointing: the argument of both names; the latter decides.
+            activation_checkpointing, gradient_checkpointing: the argument of both names; the latter has precedence.
         """
         if gradient_checkpointing is not None:
             activation_checkpointing = gradient_checkpointing
-        return self._set_together(
+        return self._set_arguments(
             {**locals(), "gradient_checkpointing": activation_checkpointing, "do_train": True},
             batch_size="per_device_train_batch_size",
             num_epochs="num_train_epochs",
@@ -46,14 +46,14 @@ class GroupedSetters(ArgumentFields):
         accumulation_steps: int | None = None, delay: float | None = None, loss_only: bool = False,
         jit_mode: bool = False,
     ) -> Self:  # fmt: skip
-        """Set when and how to evaluate during training, and `do_eval` to whether that happens.
+        """Set when and how to evaluate during training, and `do_eval`.
 
         Parameters:
             strategy, steps, accumulation_steps, delay: the arguments `eval_strategy` and so on.
             batch_size, loss_only: `per_device_eval_batch_size` and `prediction_loss_only`.
             jit_mode: accepted when false; evaluation is not traced any more.
         """
-        return self._set_together(
+        return self._set_arguments(
             {**locals(), "delay": 0 if delay is None else delay, "do_eval": strategy != IntervalStrategy.NO},
             prefix="eval_",
             batch_size="per_device_eval_batch_size",
@@ -67,7 +67,7 @@ class GroupedSetters(ArgumentFields):
             batch_size, loss_only: `per_device_eval_batch_size` and `prediction_loss_only`.
             jit_mode: accepted when false; prediction is not traced any more.
         """
-        return self._set_together(
+        return self._set_arguments(
             {**locals(), "do_predict": True}, batch_size="per_device_eval_batch_size", loss_only="prediction_loss_only"
         )
 
@@ -80,21 +80,21 @@ class GroupedSetters(ArgumentFields):
         Parameters:
             strategy, steps, total_limit, on_each_node: the arguments `save_strategy` and so on.
         """
-        return self._set_together(locals(), prefix="save_")
+        return self._set_arguments(locals(), prefix="save_")
 
     def set_logging(
         self, strategy: str | IntervalStrategy = "steps", steps: float = 500,
         report_to: str | list[str] = "none", level: str = "passive", first_step: bool = False,
         nan_inf_filter: bool = False, on_each_node: bool = False, replica_level: str = "passive",
     ) -> Self:  # fmt: skip
-        """Set what is logged, when and to whom.
+        """Set logs, log levels and experiment trackers.
 
         Parameters:
             strategy, steps, first_step, nan_inf_filter: the arguments `logging_strategy` and so on.
             level, replica_level, on_each_node: `log_level`, `log_level_replica` and `log_on_each_node`.
             report_to: experiment trackers by name; `none` reports to none.
         """
-        return self._set_together(
+        return self._set_arguments(
             {**locals(), "report_to": list_trackers(report_to)},
             prefix="logging_",
             level="log_level",
@@ -106,26 +106,26 @@ class GroupedSetters(ArgumentFields):
         self, model_id: str, strategy: str | HubStrategy = "every_save", token: str | None = None,
         private_repo: bool | None = None, always_push: bool = False, revision: str | None = None,
     ) -> Self:  # fmt: skip
-        """Set where the model is pushed, and `push_to_hub`.
+        """Set the Hub repository and the times of pushes, and `push_to_hub`.
 
         Parameters:
             model_id, strategy, token, private_repo, always_push, revision: the arguments `hub_model_id` and so on.
         """
-        return self._set_together({**locals(), "push_to_hub": True}, prefix="hub_")
+        return self._set_arguments({**locals(), "push_to_hub": True}, prefix="hub_")
 
     def set_optimizer(
         self, name: str | OptimizerNames = "adamw_torch", learning_rate: float = 5e-5,
         weight_decay: float = 0.0, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
         args: str | None = None,
     ) -> Self:  # fmt: skip
-        """Set the optimizer and what it is made with.
+        """Set the optimizer and its arguments.
 
         Parameters:
             name, args: `optim` and `optim_args`.
             learning_rate, weight_decay: the arguments of these names.
             beta1, beta2, epsilon: the arguments `adam_beta1` and so on.
         """
-        return self._set_together(locals(), prefix="adam_", name="optim", args="optim_args")
+        return self._set_arguments(locals(), prefix="adam_", name="optim", args="optim_args")
 
     def set_lr_scheduler(
         self, name: str | SchedulerType = "linear", num_epochs: float = 3.0, max_steps: int = -1,
@@ -146,7 +146,7 @@ class GroupedSetters(ArgumentFields):
                 stacklevel=2,
             )
             warmup_steps = warmup_ratio
-        return self._set_together(
+        return self._set_arguments(
             {**locals(), "warmup_ratio": None}, name="lr_scheduler_type", num_epochs="num_train_epochs"
         )
 
@@ -161,11 +161,11 @@ class GroupedSetters(ArgumentFields):
         Parameters:
             train_batch_size, eval_batch_size: `per_device_train_batch_size` and `per_device_eval_batch_size`.
             drop_last, num_workers, pin_memory, persistent_workers: the arguments `dataloader_drop_last` and so on.
-            prefetch_factor, multiprocessing_context, in_order: likewise.
+            prefetch_factor, multiprocessing_context, in_order: the arguments `dataloader_prefetch_factor` and so on.
             auto_find_batch_size, ignore_data_skip: the arguments of these names.
             sampler_seed: `data_seed`.
         """
-        return self._set_together(
+        return self._set_arguments(
             locals(),
             prefix="dataloader_",
             train_batch_size="per_device_train_batch_size",
@@ -173,19 +173,19 @@ class GroupedSetters(ArgumentFields):
             sampler_seed="data_seed",
         )
 
-    def _set_together(self, parameters: dict[str, Any], prefix: str = "", **argument_of: str) -> Self:
-        """Set the arguments that a method's parameters stand for, or none if a value cannot be right.
+    def _set_arguments(self, parameters: dict[str, Any], prefix: str = "", **argument_of: str) -> Self:
+        """Set the arguments of a method's parameters, or none if a value is invalid.
 
         Parameters:
-            parameters: names and values; others are left out.
-            prefix: precedes the names of parameters that are no arguments.
-            argument_of: parameter -> argument of another name.
+            parameters: names and values; names of no argument are skipped.
+            prefix: prefix of arguments that parameters omit.
+            argument_of: parameter -> argument with another name.
         """
         if parameters.get("jit_mode"):
             raise ValueError(
                 "jit_mode=True is no longer possible: evaluation is not traced any more, use torch_compile."
             )
-        # A field of the script's subclass may have the name of a parameter.
+        # Not the fields of a subclass, which may have the name of a parameter.
         fields = ArgumentFields.__dataclass_fields__
         values = {}
         for name, value in parameters.items():
@@ -195,11 +195,11 @@ class GroupedSetters(ArgumentFields):
         for name, strategy in STEP_INTERVALS.items():
             if values.get(strategy) == "steps" and values[name] == 0:
                 raise ValueError(f'{strategy}="steps" needs {name} above 0; give a number, or "epoch" or "no".')
-        before = {name: getattr(self, name) for name in values}
+        previous = {name: getattr(self, name) for name in values}
         vars(self).update(values)
         try:
             check_values(self)
         except (TypeError, ValueError):
-            vars(self).update(before)
+            vars(self).update(previous)
             raise
         return self

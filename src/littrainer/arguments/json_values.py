@@ -1,4 +1,4 @@
-"""Arguments as text: a dict may come as JSON, on the command line or in a file, and a truth value as a word."""
+"""Conversion of text to dicts, numbers and booleans."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES
 
 
 def truth(value: Any) -> bool:
-    """True or false, as JSON, Python and environment variables write them."""
+    """Return the boolean for a spelling of JSON, Python or environment variables."""
     text = str(value).strip().lower()
     if value is None or text not in (*TRUE_VALUES, *FALSE_VALUES):
         raise ValueError("give true or false")
     return text in TRUE_VALUES
 
 
-def plain_values(value: Any) -> Any:
-    """Return a copy in which strings that spell a boolean or a plain non-negative number are one, at every depth."""
+def convert_nested_text(value: Any) -> Any:
+    """Return a copy with nested strings converted that spell a boolean or a non-negative number."""
     if isinstance(value, dict):
-        return {key: plain_values(item) for key, item in value.items()}
+        return {key: convert_nested_text(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):
@@ -36,20 +36,20 @@ def plain_values(value: Any) -> Any:
 
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:
-    """Return the dict that a JSON text stands for; `source` names the text in errors."""
+    """Return the dict in a JSON text; errors name it `source`."""
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{source} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_short(text)!r}."
+            f"{source} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_cut(text)!r}."
         ) from None
     if not isinstance(parsed, dict):
-        raise ValueError(f'{source} must be a JSON object such as {{"key": 1}}, got {_short(text)!r}.')
+        raise ValueError(f'{source} must be a JSON object such as {{"key": 1}}, got {_cut(text)!r}.')
     return parsed
 
 
 def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any]:
-    """Return the dict in a JSON file; `source` names the file in errors."""
+    """Return the dict in a JSON file; errors name it `source`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -59,7 +59,7 @@ def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any
 
 
 def read_mapping(value: Any, source: str) -> dict[str, Any]:
-    """Return a new dict, from a mapping, JSON text or the path of a JSON file; `source` names the argument."""
+    """Return a new dict from a mapping, JSON text or the path of a JSON file; errors name it `source`."""
     if isinstance(value, Mapping):
         return copy.deepcopy(dict(value))
     if not isinstance(value, str | os.PathLike):
@@ -70,5 +70,5 @@ def read_mapping(value: Any, source: str) -> dict[str, Any]:
     return read_json_object(text, f"{source}={text!r}")
 
 
-def _short(text: str, limit: int = 80) -> str:
+def _cut(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit] + "..."

@@ -1,4 +1,4 @@
-"""From what a script gave to what the rest reads: paths, dicts, enums, and values that follow from others."""
+"""Normalization of arguments: paths, dicts, enumerations and derived values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from littrainer.arguments.choices import (
     get_script_stacklevel,
 )
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.json_values import parse_json_object, plain_values
+from littrainer.arguments.json_values import convert_nested_text, parse_json_object
 from littrainer.arguments.report_to import list_available_services, list_trackers
 from littrainer.runtime.remote_folder import local_folder, strip_credentials
 
@@ -37,7 +37,7 @@ CHOICE_FIELDS: dict[str, type[Enum]] = {
     "optim": OptimizerNames,
 }
 
-# Dict fields for which text that is no JSON object cannot be the path of a file either.
+# Dict fields whose text is JSON and never a path.
 JSON_TEXT_ONLY_FIELDS = (
     "activation_checkpointing_kwargs",
     "gradient_checkpointing_kwargs",
@@ -45,17 +45,17 @@ JSON_TEXT_ONLY_FIELDS = (
     "lightning",
 )
 
-# Old name -> name that decides. Both hold the same value afterwards, since scripts read either.
+# Alias -> name with precedence; scripts read either, so both get the same value.
 ALIASES = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 
-SCHEDULES_THAT_WATCH_A_METRIC = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+METRIC_DRIVEN_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 
 
 def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
-    """Bring every field into the one form that other modules read; `dict_fields` may come as JSON text."""
+    """Convert each field to its normalized form; `dict_fields` may be JSON text."""
     args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
     folder = local_folder(args.output_dir)
     if folder != args.output_dir:
@@ -64,7 +64,7 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
                 f"output_dir={args.output_dir!r} with save_on_each_node=True: each node would upload to it. Leave "
                 "save_on_each_node at False, so that one process uploads what all nodes send to it."
             )
-        # Scripts look into it for a checkpoint if it exists.
+        # Scripts search an existing folder for a checkpoint.
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
         args.output_dir = folder
@@ -75,7 +75,7 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     for name in dict_fields:
         value = getattr(args, name)
         if isinstance(value, str) and (value.lstrip().startswith("{") or name in JSON_TEXT_ONLY_FIELDS):
-            setattr(args, name, plain_values(parse_json_object(value, name)))
+            setattr(args, name, convert_nested_text(parse_json_object(value, name)))
     for alias, name in ALIASES.items():
         if getattr(args, name) is None:
             setattr(args, name, getattr(args, alias))
@@ -98,30 +98,30 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
 
 
 def unpack_containers(args: ArgumentFields) -> None:
-    """Replace the containers of omegaconf, which hydra gives a script, by dicts and lists."""
+    """Replace containers of omegaconf (hydra) by dicts and lists."""
     if "omegaconf" in sys.modules:
         for name, value in vars(args).items():
-            setattr(args, name, _unpacked(value))
+            setattr(args, name, _unpack(value))
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     is_foreign = type(value).__module__.partition(".")[0] == "omegaconf"
     if type(value) is dict or (is_foreign and isinstance(value, Mapping)):
-        return {name: _unpacked(entry) for name, entry in value.items()}
+        return {name: _unpack(entry) for name, entry in value.items()}
     is_list = type(value) is list or (is_foreign and isinstance(value, Sequence))
-    return [_unpacked(entry) for entry in value] if is_list else value
+    return [_unpack(entry) for entry in value] if is_list else value
 
 
-def was_normalized(args: ArgumentFields) -> bool:
-    """Whether arguments are a copy, by `dataclasses.replace` or `to_dict()`, of others that are normalized.
+def is_copy_of_normalized(args: ArgumentFields) -> bool:
+    """Return whether arguments are copied from normalized arguments, by `dataclasses.replace` or `to_dict()`.
 
-    A copy holds what normalization has filled in, which nobody asked for.
+    Derived values of a copy are not the script's wishes.
     """
     settings: Any = args.accelerator_config
     if isinstance(settings, AcceleratorConfig):
-        # `replace` may have set some.
+        # `replace` may have set a few.
         return sum(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS) > len(CHOICE_FIELDS) / 2
-    # `to_dict()` of the arguments leaves `use_configured_state` out.
+    # `to_dict()` of arguments omits `use_configured_state`.
     all_settings = AcceleratorConfig().to_dict().keys() - {"use_configured_state"}
     return isinstance(settings, dict) and settings.keys() >= all_settings
 
@@ -129,12 +129,12 @@ def was_normalized(args: ArgumentFields) -> bool:
 def _apply_warmup_ratio(args: ArgumentFields) -> None:
     ratio, steps = args.warmup_ratio, args.warmup_steps
     if ratio is not None:
-        # A ratio of 0 was the default once: scripts that give it with their warmup_steps mean the steps.
+        # 0 was the default: scripts that pass it with warmup_steps mean the steps.
         args.warmup_steps = ratio or steps
-        set_aside = f", and warmup_steps={steps} is set aside" if args.warmup_steps != steps and steps != 0 else ""
+        ignored = f", and warmup_steps={steps} is set aside" if args.warmup_steps != steps and steps != 0 else ""
         warnings.warn(
             f"warmup_ratio={ratio} is an earlier spelling: write warmup_steps={args.warmup_steps}, which below 1 is a "
-            f"share of all steps{set_aside}.",
+            f"share of all steps{ignored}.",
             FutureWarning,
             stacklevel=get_script_stacklevel(),
         )
@@ -162,7 +162,7 @@ def _derive_evaluation(args: ArgumentFields) -> None:
             )
         args.eval_steps = args.logging_steps
     ranks_checkpoints = args.load_best_model_at_end or args.save_total_limit_best
-    watches_a_metric = ranks_checkpoints or args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC
+    watches_a_metric = ranks_checkpoints or args.lr_scheduler_type in METRIC_DRIVEN_SCHEDULES
     if watches_a_metric and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
@@ -183,5 +183,5 @@ def _derive_switches(args: ArgumentFields) -> None:
         import torch
 
         if torch.backends.mps.is_available():
-            # Metal does not survive the start of loader processes by any other method.
+            # Metal fails with other start methods.
             args.dataloader_multiprocessing_context = "fork"

@@ -1,6 +1,6 @@
-"""`HfArgumentParser`: transformers' parser, which takes earlier names too and suggests the nearest option.
+"""`HfArgumentParser`: transformers' parser with earlier argument names and suggestions.
 
-Importing this module loads transformers, so functions import it when they parse.
+Importing this module loads transformers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ else:
 
 
 class HfArgumentParser(_Parser):
-    """Parser that makes options of the fields of dataclasses, and dataclass instances of their values.
+    """Parser whose options are the fields of dataclasses, and which returns instances of the dataclasses.
 
-    As transformers' own, from which it derives. In addition it takes the names of earlier transformers releases, the
-    further spellings of choices, text as well as a truth value for a field of `str | bool`, and a mistake on a command
-    line ends the program with exit status 2 and one line that suggests the nearest option.
+    In addition to transformers' parser it accepts earlier argument names and choices, and text for `str | bool`; an
+    error ends the program with exit status 2 and a line with the nearest option.
 
     Parameters:
         dataclass_types: a dataclass or several.
@@ -50,24 +49,24 @@ class HfArgumentParser(_Parser):
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
         self.dataclass_types: list[Any]
-        # The earlier names that became options; None until the first command line is parsed.
+        # Earlier names with an option; None until the first parsing.
         self._earlier_options: list[str] | None = None
         super().__init__(dataclass_types, **kwargs)
 
     @staticmethod
     def _parse_dataclass_field(parser: Any, field: dataclasses.Field[Any]) -> None:
-        takes_text_or_truth = {bool, str} <= set(get_args(field.type))
-        if takes_text_or_truth:
+        is_text_or_bool = {bool, str} <= set(get_args(field.type))
+        if is_text_or_bool:
             field.type = str
         _Parser._parse_dataclass_field(parser, field)
         action = parser._option_string_actions[f"--{field.name}"]
-        if takes_text_or_truth:
-            action.nargs, action.const, action.type = "?", True, _read_truth_or_text
+        if is_text_or_bool:
+            action.nargs, action.const, action.type = "?", True, _parse_text_or_bool
         elif isinstance(field.type, EnumMeta):
-            action.type = _choice_reader(field.type)
+            action.type = _make_choice_parser(field.type)
 
     def _add_earlier_names(self) -> None:
-        # Not in the constructor, since a script's own options of the same name take precedence.
+        # Not in the constructor, since options of the script take precedence.
         if self._earlier_options is not None:
             return
         self._earlier_options = []
@@ -90,7 +89,7 @@ class HfArgumentParser(_Parser):
             )
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        # The two spellings of one option do not make an abbreviation ambiguous, and neither do earlier names.
+        # Spellings of the same option, and earlier names, are not ambiguous.
         matches = {id(match[0]): match for match in reversed(super()._get_option_tuples(option_string))}
         distinct = list(reversed(matches.values()))
         return [match for match in distinct if match[0].help is not argparse.SUPPRESS] or distinct
@@ -106,25 +105,25 @@ class HfArgumentParser(_Parser):
         """Fill the dataclasses from a command line.
 
         Parameters:
-            args: the texts to parse; by default the command line of the program.
-            return_remaining_strings: return what no option took instead of refusing it.
-            look_for_args_file: read options from the file of the program's name with the ending `.args`.
+            args: the texts to parse; by default the program's command line.
+            return_remaining_strings: return unknown texts instead of raising SystemExit.
+            look_for_args_file: read options from the program's file with the suffix `.args`.
             args_filename: read options from this file instead.
-            args_file_flag: option that names a file to read options from; it may be given several times.
+            args_file_flag: option, also repeated, that names a file of options.
 
-        The command line decides over files, and later files over earlier ones.
+        The command line overrides files, and later files override earlier files.
 
         Returns:
-            the instances in the order of the dataclasses; a namespace of further options, if the parser has any; the
-            list of remaining texts, if asked for.
+            the instances in the order of the dataclasses; a namespace of further options, if there are any; the unknown
+            texts, if requested.
 
         Raises:
-            SystemExit: an option is unknown, or a value cannot be right.
+            SystemExit: an option is unknown, or a value is invalid.
         """
         self._add_earlier_names()
         dataclass_types, self.dataclass_types = self.dataclass_types, []
         try:
-            # Without dataclasses transformers' method returns every value in a namespace, earlier names among them.
+            # Without dataclasses all values are returned in a namespace.
             *namespaces, remaining = super().parse_args_into_dataclasses(
                 args, True, look_for_args_file, args_filename, args_file_flag
             )
@@ -141,7 +140,7 @@ class HfArgumentParser(_Parser):
         return tuple(filled)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, with the names of earlier transformers releases understood.
+        """Parse like argparse, with earlier argument names.
 
         Parameters:
             args: the command line's texts; by default those of the process.
@@ -151,7 +150,7 @@ class HfArgumentParser(_Parser):
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; an unknown option is refused with the nearest known option.
+        """Parse like argparse; an error suggests the nearest option.
 
         Parameters:
             args: the command line's texts; by default those of the process.
@@ -163,7 +162,7 @@ class HfArgumentParser(_Parser):
         return result
 
     def error(self, message: str) -> NoReturn:  # type: ignore[misc]
-        """End the program with exit status 2 and one line.
+        """End the program with exit status 2 and a single line.
 
         Parameters:
             message: the reason.
@@ -171,12 +170,12 @@ class HfArgumentParser(_Parser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def _fill(self, cls: type, values: dict[str, Any]) -> Any:
-        names = _names_of(cls, self._earlier_options or [])
-        own = {name: values.pop(name) for name in names if name in values}
+        names = _list_names(cls, self._earlier_options or [])
+        keywords = {name: values.pop(name) for name in names if name in values}
         if not issubclass(cls, AcceptsEarlierNames):
-            return cls(**own)
+            return cls(**keywords)
         try:
-            return cls(**own)
+            return cls(**keywords)
         except (ValueError, NotImplementedError) as error:
             self.error(str(error))
 
@@ -188,47 +187,49 @@ class HfArgumentParser(_Parser):
 
         Parameters:
             args: field names and values.
-            allow_extra_keys: leave out keys that no dataclass takes instead of refusing them.
+            allow_extra_keys: skip unknown keys instead of raising ValueError.
 
         Returns:
             the instances in the order of the dataclasses.
 
         Raises:
-            ValueError: a key belongs to no dataclass, or a value cannot be right.
+            ValueError: a key is unknown, or a value is invalid.
         """
         if not isinstance(args, Mapping):
             raise ValueError(f"arguments have to map names to values; these are a {type(args).__name__}.")
-        known = {cls: _names_of(cls, args) for cls in self.dataclass_types}
-        names = [name for names in known.values() for name in names]
+        names_by_class = {cls: _list_names(cls, args) for cls in self.dataclass_types}
+        names = [name for names in names_by_class.values() for name in names]
         extra = [] if allow_extra_keys else [key for key in args if key not in names]
         if extra:
             hints = "; ".join(f"{key!r}: {suggest_name(str(key), names)}" for key in extra)
             raise ValueError(f"no argument takes these keys: {hints}")
-        return tuple(cls(**{name: args[name] for name in known[cls] if name in args}) for cls in self.dataclass_types)
+        return tuple(
+            cls(**{name: args[name] for name in names if name in args}) for cls, names in names_by_class.items()
+        )
 
 
-def _names_of(cls: type, candidates: Any) -> list[str]:
+def _list_names(cls: type, candidates: Any) -> list[str]:
     names = [field.name for field in dataclasses.fields(cls) if field.init]
     return names + (earlier_names_of(cls, candidates) if issubclass(cls, AcceptsEarlierNames) else [])
 
 
-def _read_truth_or_text(text: str) -> bool | str:
+def _parse_text_or_bool(text: str) -> bool | str:
     try:
         return bool(_original.string_to_bool(text))
     except argparse.ArgumentTypeError:
         return text
 
 
-def _choice_reader(enumeration: Any) -> Any:
+def _make_choice_parser(enumeration: Any) -> Any:
     values = {str(member.value): member.value for member in enumeration}
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
         if text in values:
             return values[text]
         try:
-            # An enumeration may accept further spellings.
+            # Earlier spellings.
             return enumeration(text).value
         except ValueError:
             return text
 
-    return read
+    return parse

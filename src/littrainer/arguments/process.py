@@ -1,4 +1,4 @@
-"""Facts of the process in which arguments are read: device, rank, log level, the order of processes."""
+"""Device, ranks and log level of the process, and accelerate's state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerator_config import configured_device
+from littrainer.arguments.accelerator_config import get_configured_device
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.deepspeed import has_deepspeed
 from littrainer.arguments.fields import ArgumentFields
@@ -39,59 +39,59 @@ def _warn_of_idle_gpus(count: int) -> None:
 
 
 class ProcessFacts(ArgumentFields):
-    """Properties of TrainingArguments that depend on the process, computed when they are asked for."""
+    """Properties of TrainingArguments that depend on the process."""
 
     @property
     def world_size(self) -> int:
-        """Number of processes that train together."""
+        """Return the number of processes."""
         return environment.world_size()
 
     @property
     def process_index(self) -> int:
-        """Rank of this process among all processes."""
+        """Return the rank of this process."""
         return environment.rank()
 
     @property
     def local_process_index(self) -> int:
-        """Rank of this process on its node."""
+        """Return the rank of this process on its node."""
         return environment.local_rank()
 
     @property
     def local_world_size(self) -> int:
-        """Number of processes on this node."""
+        """Return the number of processes on this node."""
         return environment.local_world_size()
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """Whether this process trains alone or with others; several GPUs never share one process."""
+        """Return `DISTRIBUTED` or `NOT_PARALLEL`; a process never uses several GPUs."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """Device of this process, found when it is first read: CUDA or Metal, else or if wanted the CPU."""
+        """Return the device of this process: CUDA, Metal, or the CPU."""
         return self._find_device()
 
     def _find_device(self) -> torch.device:
         import torch
 
         if getattr(self.accelerator_config, "use_configured_state", False):
-            return configured_device()
+            return get_configured_device()
         if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in environment.TRUE_VALUES:
             return torch.device("cpu")
         if torch.cuda.is_available():
-            device = torch.device("cuda", self._gpu_of_this_process(torch.cuda.device_count()))
+            device = torch.device("cuda", self._get_gpu_index(torch.cuda.device_count()))
             if self.local_process_index > 0:
-                # Scripts call `.cuda()` without an index and mean their own GPU.
+                # For scripts that call `.cuda()` without an index.
                 torch.cuda.set_device(device)
             return device
-        # No library connects processes on Metal.
+        # Metal has no collectives.
         if torch.backends.mps.is_available() and self.world_size == 1:
             return torch.device("mps")
         return torch.device("cpu")
 
-    def _gpu_of_this_process(self, visible: int) -> int:
+    def _get_gpu_index(self, visible: int) -> int:
         index = self.local_process_index
-        # A launcher may show each process one GPU alone, which has the number 0.
+        # The launcher may have set CUDA_VISIBLE_DEVICES per process.
         if visible == 1:
             return 0
         if visible and index >= visible:
@@ -103,24 +103,23 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def visible_device_count(self) -> int:
-        """Number of devices of this node's processes that this process sees: all of them, or its GPU alone."""
+        """Return the devices that this process sees: those of the node's processes, or its GPU."""
         import torch
 
         count = self.local_world_size
         return min(count, torch.cuda.device_count()) if self.device.type == "cuda" else count
 
     def _warn_of_idle_gpus(self) -> None:
-        """Say once how to train on all GPUs, if no launcher has started this process and it uses one of several."""
         if self.device.type == "cuda" and not environment.is_launched():
             import torch
 
             if torch.cuda.device_count() > 1:
                 _warn_of_idle_gpus(torch.cuda.device_count())
 
-    def _join_other_processes(self) -> None:
-        """Connect with the other processes of the launcher, if it says where they meet."""
+    def _init_process_group(self) -> None:
+        """Start the process group if the launcher has set its address."""
         if environment.is_launched():
-            # Scripts written for transformers 4 read it.
+            # For scripts written for transformers 4.
             self.local_rank = self.local_process_index
         if environment.get_rendezvous_point() is None:
             return
@@ -134,7 +133,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def distributed_state(self) -> Any:
-        """accelerate's PartialState with the facts of this process; None if accelerate is not installed."""
+        """Return accelerate's PartialState of this process; None if accelerate is not installed."""
         return self.__dict__.get("_distributed_state") or partial_state(self, load=True)
 
     @distributed_state.setter
@@ -143,7 +142,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def n_gpu(self) -> int:
-        """GPUs of this process: 1, or 0 on a CPU."""
+        """Return the GPUs of this process: 1, or 0 on a CPU."""
         return self._n_gpu
 
     @property
@@ -156,41 +155,36 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def train_batch_size(self) -> int:
-        """Samples in one training micro-batch of this process."""
+        """Return the samples per training micro-batch of this process."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples in one evaluation batch of this process."""
+        """Return the samples per evaluation batch of this process."""
         return self.per_device_eval_batch_size
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Whether the Trainer moves the model; None lets the Trainer decide. Subclasses may override it."""
+        """Return whether the Trainer moves the model; None lets it decide."""
         return None
 
     @property
     def ddp_timeout_delta(self) -> timedelta:
-        """`ddp_timeout`, given in seconds, as the timedelta that torch.distributed takes."""
+        """Return `ddp_timeout` as a timedelta."""
         return timedelta(seconds=self.ddp_timeout)
 
     @property
     def should_log(self) -> bool:
-        """Whether this process is one that logs."""
+        """Return whether this process logs."""
         return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
 
     @property
     def should_save(self) -> bool:
-        """Whether this process is one that writes models and checkpoints."""
+        """Return whether this process writes models and checkpoints."""
         return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
 
     def get_process_log_level(self) -> int:
-        """The `logging` level this process should use.
-
-        Returns:
-            The number for `log_level` in a process that logs and for `log_level_replica` in others; for `passive`
-            the level transformers' logger has now, which is WARNING if nobody changed it.
-        """
+        """Return the `logging` level of this process; for `passive` that of transformers' logger."""
         name = self.log_level if self.should_log else self.log_level_replica
         if name == "passive":
             return logging.getLogger("transformers").getEffectiveLevel()
@@ -198,27 +192,27 @@ class ProcessFacts(ArgumentFields):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run a block in the main process first and then in the others, so that they find its cache.
+        """Run a block in the main process first, so that the others read its cache.
 
         Parameters:
-            local: the first process of each node goes first; false: only that of the first node.
-            desc: what the block does, for the debug log.
+            local: run first in the first process of each node.
+            desc: description for the debug log.
 
         Raises:
-            RuntimeError: there are several processes and no process group in which they could wait.
+            RuntimeError: several processes have no process group.
         """
         if self.world_size == 1:
             yield
             return
         barrier = self._barrier()
-        goes_first = (self.local_process_index if local else self.process_index) == 0
-        if not goes_first:
+        is_first = (self.local_process_index if local else self.process_index) == 0
+        if not is_first:
             logger.debug("Process %d waits for the main process: %s.", self.process_index, desc)
             barrier()
         try:
             yield
         finally:
-            if goes_first:
+            if is_first:
                 logger.debug("Process %d is done and lets the others continue: %s.", self.process_index, desc)
                 barrier()
 
@@ -236,16 +230,15 @@ class ProcessFacts(ArgumentFields):
         return torch.distributed.barrier
 
     def __getstate__(self) -> dict[str, Any]:
-        # Values that belong to this process.
-        own = ("device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        excluded = ("device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
+        return {name: value for name, value in self.__dict__.items() if name not in excluded}
 
 
-# ---- The state of accelerate -----------------------------------------------------------------------------------------
+# ---- State of accelerate ---------------------------------------------------------------------------------------------
 
 
 class DistributedType(str, Enum):
-    """accelerate's kinds of set-ups, as far as they occur here; members equal accelerate's of the same name."""
+    """Subset of accelerate's DistributedType with equal members."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -257,13 +250,12 @@ class DistributedType(str, Enum):
     __hash__ = str.__hash__
 
 
-def accelerate_is_loaded() -> bool:
-    """Whether something in this process has imported accelerate's state."""
+def is_accelerate_loaded() -> bool:
     return hasattr(sys.modules.get("accelerate.state"), "AcceleratorState")
 
 
 def distributed_type(args: ProcessFacts) -> Any:
-    """Whether processes train together and on what, as accelerate names it."""
+    """Return accelerate's DistributedType; littrainer's without accelerate."""
     kind = DistributedType.NO
     if has_deepspeed(args):
         kind = DistributedType.DEEPSPEED
@@ -271,27 +263,24 @@ def distributed_type(args: ProcessFacts) -> Any:
         kind = DistributedType.FSDP
     elif args.world_size > 1:
         kind = DistributedType.MULTI_CPU if args.device.type == "cpu" else DistributedType.MULTI_GPU
-    return sys.modules["accelerate.state"].DistributedType(kind.value) if accelerate_is_loaded() else kind
+    return sys.modules["accelerate.state"].DistributedType(kind.value) if is_accelerate_loaded() else kind
 
 
 def partial_state(args: ProcessFacts, load: bool = False) -> Any:
-    """Return accelerate's PartialState with the facts of these arguments; None without accelerate.
-
-    A state with other facts is replaced, as transformers does with each TrainingArguments, unless
-    `use_configured_state` asks for the one that a script has set up.
+    """Return accelerate's PartialState, replaced if it differs from the arguments and is not configured.
 
     Parameters:
-        load: import accelerate if it is installed and not loaded yet.
+        load: import accelerate; without it return None if accelerate is not loaded.
     """
     if load:
         with contextlib.suppress(ImportError):
             importlib.import_module("accelerate.state")
-    if not accelerate_is_loaded() or not (load or _needs_no_rendezvous(args)):
+    if not is_accelerate_loaded() or not (load or _can_skip_rendezvous(args)):
         return None
     state: Any = sys.modules["accelerate.state"]
     shared = state.PartialState._shared_state
     uses_deepspeed = has_deepspeed(args)
-    # Not `args.device`, which is cached: a script may still set use_cpu.
+    # `args.device` would be cached, and a script may still set use_cpu.
     on_cpu = (vars(args).get("device") or args._find_device()).type == "cpu"
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
         kind, device = shared.get("distributed_type"), getattr(shared.get("device"), "type", None)
@@ -299,33 +288,33 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
         if present != (args.world_size, args.process_index, uses_deepspeed, on_cpu):
             state.AcceleratorState._reset_state(reset_partial_state=True)
     if args.world_size > 1:
-        # accelerate takes 1 if nobody says how many processes a node has.
+        # accelerate assumes 1 if it is unset.
         os.environ[environment.LOCAL_WORLD_SIZE] = str(args.local_world_size)
-    made = state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
+    partial = state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
     if uses_deepspeed:
         shared["distributed_type"] = state.DistributedType.DEEPSPEED
-    return made
+    return partial
 
 
-def _needs_no_rendezvous(args: ProcessFacts) -> bool:
+def _can_skip_rendezvous(args: ProcessFacts) -> bool:
     import torch.distributed
 
-    # If a launcher has set ranks, making the state starts the process group, which waits for the others.
+    # With a launcher's ranks, PartialState starts the process group, which waits for the other processes.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True
     return args.world_size == 1 and ("LOCAL_RANK" not in os.environ or "MASTER_ADDR" in os.environ)
 
 
-# ---- What depends on the hardware ------------------------------------------------------------------------------------
+# ---- Hardware -------------------------------------------------------------------------------------------------------
 
-# Compute capability from which NVIDIA GPUs have TF32 (Ampere).
-TF32_CAPABILITY = 8
-# As a compiler's backend: compile nothing.
+# Compute capability of Ampere.
+MIN_TF32_CAPABILITY = 8
+# torch_compile_backend that compiles nothing.
 NO_COMPILATION = "no"
 
 
 def apply_hardware_choices(args: Any) -> None:
-    """Check bf16 and fp16, and switch TF32 matrix products on or off."""
+    """Check bf16 and fp16, and set TF32 matrix products."""
     if (args.bf16 or args.bf16_full_eval) and not args.use_cpu and not _has_bf16():
         name = "bf16" if args.bf16 else "bf16_full_eval"
         raise ValueError(
@@ -355,7 +344,7 @@ def _set_tf32(args: Any) -> None:
     import torch
 
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.version.cuda is not None else None
-    if device is None or torch.cuda.get_device_properties(device).major < TF32_CAPABILITY:
+    if device is None or torch.cuda.get_device_properties(device).major < MIN_TF32_CAPABILITY:
         if args.tf32:
             raise ValueError(
                 "tf32=True needs an NVIDIA GPU of the Ampere generation or newer, and there is none here; leave tf32 "
@@ -370,17 +359,17 @@ def _set_tf32(args: Any) -> None:
         allowed = True
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "tf32" if allowed else "ieee"
-    # From torch 2.9 on, reading these raises if they do not say the same as the switch above, and Lightning reads them.
+    # Lightning reads these older switches, and torch 2.9 raises on reading if they contradict the switch above.
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 def get_matmul_precision() -> str:
-    """Return the precision of float32 matrix products, in the words of torch's older or newer switches."""
+    """Return the precision of float32 matrix products."""
     import torch
 
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        # A script has set the newer ones alone.
+        # A script has set only the newer switch.
         return torch.backends.cuda.matmul.fp32_precision

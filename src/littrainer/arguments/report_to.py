@@ -1,4 +1,4 @@
-"""Values of `report_to`: the table of experiment trackers, whether each is installed, and loggers."""
+"""Experiment trackers of `report_to`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 
 def is_enabled_in_environment(name: str) -> bool:
-    """Whether an environment variable is set to 1, on, yes or true."""
-    # The words of transformers' own callbacks.
+    """Return whether an environment variable is 1, on, yes or true, as in transformers' callbacks."""
     return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 class Service(NamedTuple):
-    """An experiment tracker.
+    """Experiment tracker.
 
     Parameters:
-        callback: the callback that reports to it, as "module:class" within `littrainer.tracking`.
-        modules: what has to be importable; of a tuple, one module is enough.
-        install: the arguments of `pip install`.
-        about: the service and what is written to it, in half a sentence.
-        switch: the environment variable that switches it off.
-        in_all: whether `report_to="all"` includes it.
+        callback: its callback, as "module:class" within `littrainer.tracking`.
+        modules: required modules; a tuple lists alternatives.
+        install: arguments of `pip install`.
+        about: description in half a sentence.
+        switch: environment variable that disables it.
+        is_in_all: whether `report_to="all"` includes it.
     """
 
     callback: str
@@ -34,40 +33,39 @@ class Service(NamedTuple):
     install: str
     about: str
     switch: str | None = None
-    in_all: bool = True
+    is_in_all: bool = True
 
     def get_disabled_reason(self) -> str | None:
-        """Return why it is not used although its package is installed; None if it is used."""
+        """Return why the environment disables the service; None if it does not."""
         if self.switch is None or not is_enabled_in_environment(self.switch):
             return None
         return f"the environment variable {self.switch} switches it off"
 
 
-def _by_transformers(callback: str, module: str, install: str, about: str) -> Service:
-    """Return a service that transformers' own callback reports to."""
+def _wrap_callback(callback: str, module: str, install: str, about: str) -> Service:
     return Service(f"transformers_callbacks:{callback}", (module, "transformers"), f"{install} transformers", about)
 
 
-# In the order in which `report_to="all"` names them.
+# In the order of `report_to="all"`.
 SERVICES: dict[str, Service] = {
-    "azure_ml": _by_transformers("AzureMLCallback", "azureml.core.run", "azureml-core", "Azure Machine Learning"),
-    "comet_ml": _by_transformers("CometCallback", "comet_ml", '"comet-ml>=3.43.2"', "Comet"),
+    "azure_ml": _wrap_callback("AzureMLCallback", "azureml.core.run", "azureml-core", "Azure Machine Learning"),
+    "comet_ml": _wrap_callback("CometCallback", "comet_ml", '"comet-ml>=3.43.2"', "Comet"),
     "dagshub": Service(
         "transformers_callbacks:DagsHubCallback",
         ("dagshub", "mlflow", "transformers"),
         "dagshub mlflow transformers",
         "DagsHub, by MLflow",
     ),
-    "dvclive": _by_transformers("DVCLiveCallback", "dvclive", "dvclive", "DVCLive"),
+    "dvclive": _wrap_callback("DVCLiveCallback", "dvclive", "dvclive", "DVCLive"),
     "mlflow": Service("mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"),
-    "neptune": _by_transformers("NeptuneCallback", "neptune", "neptune", "Neptune"),
+    "neptune": _wrap_callback("NeptuneCallback", "neptune", "neptune", "Neptune"),
     "tensorboard": Service(
         "tensorboard:TensorBoardCallback", (("tensorboard", "tensorboardX"),), "tensorboard", "TensorBoard event files"
     ),
     "wandb": Service("wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"),
-    "codecarbon": _by_transformers("CodeCarbonCallback", "codecarbon", "codecarbon", "CodeCarbon emissions"),
-    "clearml": _by_transformers("ClearMLCallback", "clearml", "clearml", "ClearML"),
-    "swanlab": _by_transformers("SwanLabCallback", "swanlab", "swanlab", "SwanLab"),
+    "codecarbon": _wrap_callback("CodeCarbonCallback", "codecarbon", "codecarbon", "CodeCarbon emissions"),
+    "clearml": _wrap_callback("ClearMLCallback", "clearml", "clearml", "ClearML"),
+    "swanlab": _wrap_callback("SwanLabCallback", "swanlab", "swanlab", "SwanLab"),
     "trackio": Service("trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
     "kubeflow": Service(
         "transformers_callbacks:KubeflowCallback",
@@ -76,12 +74,12 @@ SERVICES: dict[str, Service] = {
         "Kubeflow Trainer, in a TrainJob",
         "DISABLE_KUBEFLOW_INTEGRATION",
     ),
-    "flyte": _by_transformers("FlyteCallback", "flytekit", "flytekit", "Flyte")._replace(in_all=False),
+    "flyte": _wrap_callback("FlyteCallback", "flytekit", "flytekit", "Flyte")._replace(is_in_all=False),
 }
 
 
 def is_installed(name: str) -> bool:
-    """Whether the packages of a service are importable; none of them is imported."""
+    """Return whether the modules of a service are importable, without importing them."""
     return not _missing_modules(name)
 
 
@@ -91,16 +89,16 @@ def _missing_modules(name: str) -> list[str]:
 
 
 def is_importable(module: str) -> bool:
-    """Whether a module can be found; it is not imported."""
+    """Return whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError, AttributeError):
-        # A parent package is missing, or cannot be imported itself.
+        # A parent package is missing or fails to import.
         return False
 
 
 def require_installed(name: str) -> None:
-    """Refuse a service whose package is missing."""
+    """Raise ImportError if a module of a service is missing."""
     if missing := _missing_modules(name):
         raise ImportError(
             f"report_to={name!r} needs {' and '.join(missing)}, which is not installed: run `pip install "
@@ -109,7 +107,7 @@ def require_installed(name: str) -> None:
 
 
 def check_tracker_name(name: object) -> None:
-    """Refuse the name of no service."""
+    """Raise ValueError if no service has this name."""
     if name in SERVICES:
         return
     if name in ("none", "all"):
@@ -121,9 +119,9 @@ def check_tracker_name(name: object) -> None:
 
 
 def list_available_services() -> list[str]:
-    """The services that `report_to="all"` stands for: those installed and not switched off."""
-    unusable = {
-        # Azure Machine Learning is an MLflow server too, and would get everything twice.
+    """Return the services of `report_to="all"`: installed and not disabled."""
+    exclusions = {
+        # Azure Machine Learning is an MLflow server and would receive everything twice.
         "azure_ml": lambda: is_installed("mlflow") and SERVICES["mlflow"].get_disabled_reason() is None,
         "comet_ml": lambda: not _comet_is_configured(),
         "kubeflow": lambda: "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ or not _has_kubeflow_callback(),
@@ -131,8 +129,8 @@ def list_available_services() -> list[str]:
     return [
         name
         for name, service in SERVICES.items()
-        if service.in_all and is_installed(name) and service.get_disabled_reason() is None
-        if name not in unusable or not unusable[name]()
+        if service.is_in_all and is_installed(name) and service.get_disabled_reason() is None
+        if name not in exclusions or not exclusions[name]()
     ]
 
 
@@ -142,24 +140,24 @@ def _has_kubeflow_callback() -> bool:
 
 
 def _comet_is_configured() -> bool:
-    # An experiment without a key ends in an error, or in a question on the terminal.
+    # Without a key Comet raises an error or prompts on the terminal.
     import comet_ml
 
     return comet_ml.config.get_config("comet.api_key") is not None
 
 
 def list_trackers(report_to: Any) -> list[Any]:
-    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` is none."""
-    found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
-    for item in found:
-        if not isinstance(item, str) and not is_a(item, "lightning logger"):
+    """Return the trackers in a value of `report_to`: names or Lightning loggers."""
+    trackers = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
+    for tracker in trackers:
+        if not isinstance(tracker, str) and not is_a(tracker, "lightning logger"):
             raise TypeError(
-                f"report_to={item!r} is a {type(item).__name__}; give names of trackers or Lightning loggers, one or "
-                'a list of them, "all" or "none".'
+                f"report_to={tracker!r} is a {type(tracker).__name__}; give names of "
+                'trackers or Lightning loggers, one or a list of them, "all" or "none".'
             )
-    return [] if found == ["none"] else found
+    return [] if trackers == ["none"] else trackers
 
 
 def format_tracker(tracker: Any) -> str:
-    """A tracker as text: its name, or the class of a Lightning logger."""
+    """Return the name of a tracker, or the class of a Lightning logger."""
     return tracker if isinstance(tracker, str) else type(tracker).__name__

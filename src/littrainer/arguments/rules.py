@@ -1,4 +1,4 @@
-"""Checks of arguments: values and combinations of values that are refused before anything is computed from them."""
+"""Validation of arguments and of their combinations."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from littrainer.arguments.accelerator_config import configured_device
+from littrainer.arguments.accelerator_config import get_configured_device
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.fields import ArgumentFields, list_topics
-from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
+from littrainer.arguments.normalization import CHOICE_FIELDS, METRIC_DRIVEN_SCHEDULES
 from littrainer.arguments.specifications import SPECS
 from littrainer.distributed.environment import get_refused_variables
 from littrainer.distributed.layout import data_parallel_size
 
-MAX_WHOLE_NUMBER = 2**63 - 1
+MAX_INTEGER = 2**63 - 1
 
-# Fields that are checked when they are read, since they may hold an object of another library.
+# Fields with objects of other libraries or their own checks.
 CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
 
-# The names that a field may have, one or several. A context object may replace the name of a start method.
+# Field -> valid names; a value may be one or several.
 TEXT_CHOICES: dict[str, tuple[str, ...]] = {
     **{
         field.name: tuple(field.metadata["choices"])
@@ -40,72 +40,72 @@ TEXT_CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def check_values(args: Any) -> None:
-    """Refuse each value whose type or range cannot be right, and replace numbers of other libraries by Python's."""
-    for name, taken in _taken(args.__class__).items():
+    """Raise an error for an invalid type, range or name, and convert numbers of other libraries to Python's."""
+    for name, accepted in _get_accepted(args.__class__).items():
         value = getattr(args, name)
-        # A subclass may give a field a default of another type, which the subclass reads.
+        # A subclass may have a default of another type.
         if name in CHECKED_ELSEWHERE or value is getattr(type(args), name, dataclasses.MISSING):
             continue
-        plain = _plain_number(value, taken)
-        if not any(_is_taken(plain, member) for member in taken):
-            error = ValueError if isinstance(plain, float) and int in taken else TypeError
-            raise error(f"{_named(name, value)} is not usable; give {_expected(name, taken)}.{_hint(value)}")
+        plain = _convert_number(value, accepted)
+        if not any(_is_accepted(plain, member) for member in accepted):
+            error = ValueError if isinstance(plain, float) and int in accepted else TypeError
+            raise error(f"{_format(name, value)} is not usable; give {_describe(name, accepted)}.{_get_hint(value)}")
         if isinstance(plain, int | float) and not isinstance(plain, bool):
-            spec, is_too_large = SPECS[name], isinstance(plain, int) and abs(plain) > MAX_WHOLE_NUMBER
+            spec, is_too_large = SPECS[name], isinstance(plain, int) and abs(plain) > MAX_INTEGER
             if is_too_large or not ((spec.may_be_infinite and plain == plain) or spec.range.holds(plain)):
-                raise ValueError(f"{_named(name, plain)} is out of range; give {_expected(name, taken)}.")
+                raise ValueError(f"{_format(name, plain)} is out of range; give {_describe(name, accepted)}.")
         valid = TEXT_CHOICES.get(name, ())
         for text in plain if isinstance(plain, list | tuple) else [plain]:
             if valid and isinstance(text, str) and text not in valid:
                 raise ValueError(
-                    f"{_named(name, text)} is not valid ({suggest_name(text, valid)}); choose from {', '.join(valid)}."
+                    f"{_format(name, text)} is not valid ({suggest_name(text, valid)}); choose from {', '.join(valid)}."
                 )
         if plain is not value:
             setattr(args, name, plain)
 
 
 @cache
-def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the types, values and annotations of list items that each documented field of a class takes."""
-    taken: dict[str, tuple[Any, ...]] = {}
+def _get_accepted(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Return the types and values that each documented field of a class accepts."""
+    accepted: dict[str, tuple[Any, ...]] = {}
     for topic in list_topics(cls):
         hints = typing.get_type_hints(topic)
-        taken.update({name: (*_members(hint), *SPECS[name].also) for name, hint in hints.items()})
+        accepted.update({name: (*_iterate_members(hint), *SPECS[name].also) for name, hint in hints.items()})
         for field in dataclasses.fields(topic):
-            if bool in taken[field.name] and field.default is False:
-                # None reads as false.
-                taken[field.name] += (None,)
-    return taken
+            if bool in accepted[field.name] and field.default is False:
+                # None means False.
+                accepted[field.name] += (None,)
+    return accepted
 
 
-def _members(hint: Any) -> Iterable[Any]:
+def _iterate_members(hint: Any) -> Iterable[Any]:
     if typing.get_origin(hint) in (Union, types.UnionType):
         for member in typing.get_args(hint):
-            yield from _members(member)
+            yield from _iterate_members(member)
     elif typing.get_origin(hint) is Literal:
         yield from typing.get_args(hint)
     else:
         yield None if hint is types.NoneType else hint
 
 
-def _plain_number(value: Any, taken: tuple[Any, ...]) -> Any:
-    """Return Python's own number or boolean for a number of another library; anything else as it is."""
+def _convert_number(value: Any, accepted: tuple[Any, ...]) -> Any:
+    """Return a number of another library as Python's number or boolean; other values unchanged."""
     if isinstance(value, bool):
         return value
-    if bool in taken and type(value).__name__ in ("bool", "bool_"):
+    if bool in accepted and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     if not isinstance(value, numbers.Real):
         return value
     if isinstance(value, numbers.Integral):
-        whole = int(value)
-        return bool(whole) if bool in taken and int not in taken and whole in (0, 1) else whole
+        integer = int(value)
+        return bool(integer) if bool in accepted and int not in accepted and integer in (0, 1) else integer
     real = float(value)
-    if int in taken and float not in taken and real.is_integer():
+    if int in accepted and float not in accepted and real.is_integer():
         return int(real)
     return real
 
 
-def _is_taken(value: Any, member: Any) -> bool:
+def _is_accepted(value: Any, member: Any) -> bool:
     if member is Any:
         return True
     if member is None or isinstance(member, bool):
@@ -120,9 +120,9 @@ def _is_taken(value: Any, member: Any) -> bool:
     return isinstance(value, origin) and (origin is not dict or all(isinstance(key, str) for key in value))
 
 
-def _expected(name: str, taken: tuple[Any, ...]) -> str:
+def _describe(name: str, accepted: tuple[Any, ...]) -> str:
     allowed = SPECS[name].range
-    words: dict[Any, str] = {
+    descriptions: dict[Any, str] = {
         bool: "true or false",
         int: f"a whole number{allowed}",
         float: f"a number{allowed}",
@@ -135,11 +135,11 @@ def _expected(name: str, taken: tuple[Any, ...]) -> str:
         None: "None",
         False: "false",
     }
-    kinds = [typing.get_origin(member) or member for member in taken]
-    return " or ".join(dict.fromkeys(words.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds))
+    kinds = [typing.get_origin(member) or member for member in accepted]
+    return " or ".join(dict.fromkeys(descriptions.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds))
 
 
-def _named(name: str, value: Any) -> str:
+def _format(name: str, value: Any) -> str:
     if name.endswith("_token"):
         return name
     text = repr(value) if isinstance(value, str | numbers.Number | list | dict | tuple | None) else "..."
@@ -147,7 +147,7 @@ def _named(name: str, value: Any) -> str:
     return f"{name}={text if len(text) <= 60 else text[:60] + '...'}"
 
 
-def _hint(value: Any) -> str:
+def _get_hint(value: Any) -> str:
     try:
         is_number = isinstance(value, str) and float(value) is not None
     except ValueError:
@@ -155,58 +155,58 @@ def _hint(value: Any) -> str:
     return " Write the number without quotes; YAML takes 5e-5 for text and 5.0e-5 for a number." if is_number else ""
 
 
-# ---- Rules between arguments -----------------------------------------------------------------------------------------
+# ---- Combinations of arguments ---------------------------------------------------------------------------------------
 
-# Interval in steps -> the strategy under which it is read.
+# Interval -> its strategy.
 STEP_INTERVALS = {
     "logging_steps": "logging_strategy",
     "eval_steps": "eval_strategy",
     "save_steps": "save_strategy",
 }
 
-# Fields that need loader processes, and are checked when a Trainer is made.
+# Fields that need loader processes; checked when a Trainer is made.
 WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
-# Argument that forms batches or rows by length -> the values that other arguments must have with it.
-DRAWN_BY_LENGTH = {
+# Argument that forms batches or rows by length -> required values of other arguments.
+REQUIRED_BY_LENGTH = {
     "train_sampling_strategy": "random",
     "sortish_sampler": False,
     "split_batches": False,
     "use_seedable_sampler": True,
 }
-EXCLUDED_BY_LENGTH: dict[str, dict[str, Any]] = {
-    "pack_to_length": DRAWN_BY_LENGTH,
+REQUIRED_VALUES: dict[str, dict[str, Any]] = {
+    "pack_to_length": REQUIRED_BY_LENGTH,
     "max_tokens_per_batch": {
-        **DRAWN_BY_LENGTH,
+        **REQUIRED_BY_LENGTH,
         **dict.fromkeys(("pack_to_length", "dispatch_batches", "global_batch_size")),
         **dict.fromkeys(("auto_find_batch_size", "dataloader_drop_last", "eval_use_gather_object"), False),
-        # Results that are not put together could not be put in the dataset's order.
+        # Needed to restore the dataset's order.
         "eval_do_concat_batches": True,
     },
 }
 
-# Shares of all steps are compared in millionths, where floating point rounding no longer matters.
+# Scale of step shares, so that rounding errors do not matter.
 MILLIONTHS = 1_000_000
 
 
 def validate(args: ArgumentFields) -> None:
-    """Refuse combinations that cannot be carried out; expects normalized arguments."""
+    """Raise ValueError for invalid combinations of normalized arguments."""
     _check_step_intervals(args)
     if getattr(args, "is_for_trainer", True):
         _check_best_model(args)
         check_nonfinite_arguments(args)
-        if args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC and args.eval_strategy == IntervalStrategy.NO:
+        if args.lr_scheduler_type in METRIC_DRIVEN_SCHEDULES and args.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
-                f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
+                f"lr_scheduler_type={_get_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
                 'set eval_strategy to "steps" or "epoch".'
             )
-    optim = str(_text(args.optim))
-    for name, is_so in (
+    optim = str(_get_text(args.optim))
+    for name, is_set in (
         ("auto_find_batch_size=True, which starts over instead", args.auto_find_batch_size),
         ("ddp_static_graph=True, whose first pass waits for all processes", args.ddp_static_graph),
         (f"optim={optim!r}, which updates weights in the backward pass", "layerwise" in optim or "lomo" in optim),
     ):
-        if args.auto_micro_batch and is_so:
+        if args.auto_micro_batch and is_set:
             raise ValueError(f"auto_micro_batch does not go with {name}: choose one of them.")
     if args.ema_decay is not None and args.load_best_model_at_end and args.ema_use != "both":
         differ = f"with ema_use={args.ema_use!r} a checkpoint holds other weights than were evaluated"
@@ -219,29 +219,29 @@ def validate(args: ArgumentFields) -> None:
             'loss_normalization="exact" divides by what all processes count, and average_tokens_across_devices=False '
             "by what each counts; leave that at True."
         )
-    checkpointing: Any = args.activation_checkpointing_kwargs
-    every = (checkpointing or {}).get("every_n_layers", 1)
+    checkpointing: Any = args.activation_checkpointing_kwargs or {}
+    every = checkpointing.get("every_n_layers", 1)
     if not isinstance(every, int) or every < 1:
         raise ValueError(
             f"activation_checkpointing_kwargs={{'every_n_layers': {every!r}}} must be a whole number above 0."
         )
     check_loader_processes(args, ("dataloader_prefetch_factor",))
     if getattr(args.accelerator_config, "use_configured_state", False):
-        configured_device()
+        get_configured_device()
     strategy = args.train_sampling_strategy
     if getattr(args, "sortish_sampler", False) and strategy not in ("random", "group_by_length"):
         raise ValueError(
             f"sortish_sampler groups training samples by length and train_sampling_strategy={strategy!r} does not; "
             "set one of them."
         )
-    for name, others in EXCLUDED_BY_LENGTH.items():
-        for other, needed in others.items() if getattr(args, name) is not None else ():
+    for name, requirements in REQUIRED_VALUES.items():
+        for other, required in requirements.items() if getattr(args, name) is not None else ():
             holder = args.accelerator_config if hasattr(args.accelerator_config, other) else args
-            value = getattr(holder, other, needed)
-            if value != needed and (value or needed):
+            value = getattr(holder, other, required)
+            if value != required and (value or required):
                 raise ValueError(
                     f"{name}={getattr(args, name)} decides which samples form a batch, and cannot be combined with "
-                    f"{other}={_text(value)!r}. Set {other}={needed!r}, or leave {name} out."
+                    f"{other}={_get_text(value)!r}. Set {other}={required!r}, or leave {name} out."
                 )
 
 
@@ -260,48 +260,48 @@ def _check_step_intervals(args: ArgumentFields) -> None:
 
 
 def _check_best_model(args: ArgumentFields) -> None:
-    asks = "load_best_model_at_end" if args.load_best_model_at_end else "save_total_limit_best"
-    if not getattr(args, asks) or args.save_strategy == SaveStrategy.BEST:
+    name = "load_best_model_at_end" if args.load_best_model_at_end else "save_total_limit_best"
+    if not getattr(args, name) or args.save_strategy == SaveStrategy.BEST:
         return
     if args.eval_strategy != args.save_strategy:
         raise ValueError(
-            f"{asks} needs a checkpoint for each evaluation, but "
-            f"eval_strategy={_text(args.eval_strategy)!r} and save_strategy={_text(args.save_strategy)!r}; "
+            f"{name} needs a checkpoint for each evaluation, but "
+            f"eval_strategy={_get_text(args.eval_strategy)!r} and save_strategy={_get_text(args.save_strategy)!r}; "
             'set both to the same value, or save_strategy="best".'
         )
     saving, evaluating = args.save_steps, args.eval_steps or 0
     if args.eval_strategy != IntervalStrategy.STEPS or saving % evaluating == 0:
         return
-    both_are_shares = saving < 1 and evaluating < 1
-    if not both_are_shares or (saving * MILLIONTHS) % (evaluating * MILLIONTHS) != 0:
+    are_shares = saving < 1 and evaluating < 1
+    if not are_shares or (saving * MILLIONTHS) % (evaluating * MILLIONTHS) != 0:
         raise ValueError(
-            f"{asks} needs an evaluation at each checkpoint, but "
+            f"{name} needs an evaluation at each checkpoint, but "
             f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
         )
 
 
 def check_nonfinite_arguments(args: Any, optimizer: Any = None, splits_weights: bool = False) -> None:
-    """Refuse an `on_nonfinite`, and checkpoints to keep, that other arguments leave no room for; also in `train()`.
+    """Raise ValueError if `on_nonfinite`, or checkpoints to keep, conflict with other arguments.
 
     Parameters:
-        optimizer: the one that will step, if it is known.
-        splits_weights: tensor parallelism or the first version of FSDP splits them.
+        optimizer: the optimizer, if it exists.
+        splits_weights: whether tensor parallelism or version 1 of FSDP splits weights.
     """
-    way, optim = args.on_nonfinite, str(_text(args.optim))
-    named = f"optim={optim!r}" if optimizer is None else type(optimizer).__name__
+    policy, optim = args.on_nonfinite, str(_get_text(args.optim))
+    optimizer_name = f"optim={optim!r}" if optimizer is None else type(optimizer).__name__
     in_backward = "layerwise" in optim or "lomo" in optim or hasattr(optimizer, "fused_backward")
     saves_none = args.save_strategy == SaveStrategy.NO and args.save_minutes is None
-    refused = (
+    conflicts = (
         (("rollback",), saves_none, 'needs checkpoints, and save_strategy="no" saves none'),
         (("rollback",), args.save_only_model, "needs optimizer states, and save_only_model=True does not save them"),
         (("rollback",), args.ignore_data_skip, "reads on from its checkpoint, and ignore_data_skip=True begins again"),
         (("rollback",), splits_weights, "does not go with tp_size nor with version 1 of FSDP"),
         (("skip", "rollback"), args.deepspeed, "looks at gradients before the step, and DeepSpeed's engine hides them"),
-        (("skip",), in_backward, f"leaves out steps, and {named} updates weights in the backward pass"),
+        (("skip",), in_backward, f"leaves out steps, and {optimizer_name} updates weights in the backward pass"),
     )
-    for ways, is_so, reason in refused:
-        if way in ways and is_so:
-            raise ValueError(f'on_nonfinite={way!r} {reason}. Change that, or choose on_nonfinite="warn" or "stop".')
+    for policies, is_conflict, reason in conflicts:
+        if policy in policies and is_conflict:
+            raise ValueError(f'on_nonfinite={policy!r} {reason}. Change that, or choose on_nonfinite="warn" or "stop".')
     for name, has_none, other in (
         ("save_total_limit_best", saves_none, 'save_strategy="no"'),
         ("keep_optimizer_states", args.save_only_model, "save_only_model=True"),
@@ -311,9 +311,9 @@ def check_nonfinite_arguments(args: Any, optimizer: Any = None, splits_weights: 
 
 
 def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
-    """Refuse what torch refuses if the training process loads the data itself.
+    """Raise ValueError for settings of loader processes without loader processes.
 
-    A script may set the number of processes after it made the arguments, so this is called when a Trainer is made.
+    Called when a Trainer is made, since a script may set the number of processes late.
     """
     for name in names:
         value = getattr(args, name)
@@ -324,69 +324,71 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
 
 
 def apply_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
-    """Derive `gradient_accumulation_steps` from `global_batch_size`, if that is set; also when training begins.
+    """Derive `gradient_accumulation_steps` from `global_batch_size`, if that is set.
 
     Parameters:
-        batch_size: samples in a micro-batch of a process; by default those of the arguments.
-        is_of_dict: by `to_dict()` of other arguments, so that the accumulation may follow from other sizes.
+        batch_size: samples per micro-batch of a process; by default those of the arguments.
+        is_of_dict: whether the arguments are from `to_dict()`, so that other sizes may have set the accumulation.
     """
     total, size = args.global_batch_size, batch_size or args.train_batch_size
     if total is None:
         return
-    processes = _processes_with_batches(args)
+    processes = _count_batch_processes(args)
     steps, left_over = divmod(total, size * processes)
     if left_over:
-        fitting = list_valid_batch_sizes(args)
-        nearest = [other for other in fitting if other < size][-2:] + [other for other in fitting if other > size][:2]
+        valid = list_valid_batch_sizes(args)
+        nearest = [other for other in valid if other < size][-2:] + [other for other in valid if other > size][:2]
         sizes = ", ".join(map(str, nearest))
         advice = f"per_device_train_batch_size to one of {sizes}" if sizes else f"it to a multiple of {processes}"
         raise ValueError(
             f"global_batch_size={total} is not a multiple of {size * processes}, the {size} samples of a micro-batch "
             f"times the {processes} process(es). Set {advice}."
         )
-    given, config = args.gradient_accumulation_steps, args.accelerator_config
-    # Copies by `dataclasses.replace` share the object.
+    present, config = args.gradient_accumulation_steps, args.accelerator_config
+    # Copies by `dataclasses.replace` share the config.
     derived = getattr(config, "derived_accumulation", ())
-    if given not in (1, steps, *derived) and not is_of_dict:
+    if present not in (1, steps, *derived) and not is_of_dict:
         raise ValueError(
-            f"gradient_accumulation_steps={given} and global_batch_size={total} are both set, which asks for {steps} "
+            f"gradient_accumulation_steps={present} and global_batch_size={total} are both set, which asks for {steps} "
             "micro-batches in an optimizer step: leave one of them out."
         )
     args.gradient_accumulation_steps, config.derived_accumulation = steps, (*derived, steps)
 
 
 def list_valid_batch_sizes(args: Any) -> list[int]:
-    """Return the samples that a micro-batch may have by `global_batch_size`; none if the processes do not divide it."""
-    samples, left_over = divmod(args.global_batch_size, _processes_with_batches(args))
+    """Return the micro-batch sizes that divide `global_batch_size`; none if the processes do not divide it."""
+    samples, left_over = divmod(args.global_batch_size, _count_batch_processes(args))
     return [] if left_over else [size for size in range(1, samples + 1) if samples % size == 0]
 
 
-def _processes_with_batches(args: Any) -> int:
-    # Else all processes together have one batch of the size that the arguments name.
+def _count_batch_processes(args: Any) -> int:
+    # With split_batches the processes share a batch.
     return 1 if getattr(args.accelerator_config, "split_batches", False) else data_parallel_size(args)
 
 
-def _text(choice: Any) -> str:
+def _get_text(choice: Any) -> str:
     return getattr(choice, "value", choice)
 
 
-# ---- What is not carried out -----------------------------------------------------------------------------------------
+# ---- Unsupported values ----------------------------------------------------------------------------------------------
 
-# Field -> its values that are carried out; every other value is refused.
-HONOURED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
+# Field -> supported values.
+SUPPORTED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
 
 
 def refuse_unsupported(args: Any) -> None:
-    """Refuse all values that would not be carried out, in one message; also when training starts."""
-    refused = []
-    for name, honoured in HONOURED_VALUES.items():
+    """Raise NotImplementedError with all unsupported values."""
+    unsupported = []
+    for name, supported in SUPPORTED_VALUES.items():
         value = getattr(args, name)
-        texts = [_text(item) for item in (value if isinstance(value, list) else [value])]
-        if not set(texts) <= set(honoured):
-            refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
-    refused += [f"environment variable {name}={value} (unset it)" for name, value in get_refused_variables().items()]
-    if refused:
+        texts = [_get_text(item) for item in (value if isinstance(value, list) else [value])]
+        if not set(texts) <= set(supported):
+            unsupported.append(f"{name}={texts!r} (choose from {', '.join(supported)})")
+    unsupported += [
+        f"environment variable {name}={value} (unset it)" for name, value in get_refused_variables().items()
+    ]
+    if unsupported:
         raise NotImplementedError(
-            f"littrainer does not carry out {'; '.join(refused)}. "
+            f"littrainer does not carry out {'; '.join(unsupported)}. "
             "Change that, or run the script with plain `python` to train with transformers."
         )

@@ -1,4 +1,4 @@
-"""Secrets that must not leave the process: their names, and values without them."""
+"""Redaction of tokens, keys and passwords."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-# Names of secrets, and endings of such names; `_` stands for any separator, and case does not count.
+# In lower case, with `_` for any separator.
 SECRET_NAMES = frozenset({"authorization", "credential", "credentials", "secret", "token"})
 SECRET_ENDINGS = (
     *("_token", "accesstoken", "authtoken", "_secret", "_credential", "_credentials", "connection_string"),
@@ -16,7 +16,7 @@ SECRET_ENDINGS = (
     *(f"{kind}_key" for kind in ("access", "account", "api", "auth", "private", "secret", "subscription")),
     *(f"{service}_key" for service in ("anthropic", "aws", "azure", "clearml", "comet", "hf", "openai", "wandb")),
 )
-# Parts of a vocabulary, and counts: their names end like those of access tokens.
+# Tokens of a vocabulary, and counts.
 NOT_SECRET_ENDINGS = tuple(
     f"{kind}_token"
     for kind in (
@@ -26,35 +26,32 @@ NOT_SECRET_ENDINGS = tuple(
         *("first", "last", "next", "new", "single", "per"),
     )
 )
-WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 SEPARATORS = re.compile(r"[^a-z0-9]+")
-# Sign-in of a URL: a name with a password at any service, a name or token alone for web pages.
+# `user:password@` in any URL, `user@` or `token@` in http URLs.
 URL_CREDENTIALS = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
 @functools.cache
 def is_secret_name(name: str) -> bool:
-    """Whether the argument of this name holds an access token, a key or a password."""
-    plain = SEPARATORS.sub("_", WORD_BEGINS.sub("_", name).lower())
+    """Return whether the name is that of an access token, a key or a password."""
+    plain = SEPARATORS.sub("_", CAMEL_CASE_BOUNDARY.sub("_", name).lower())
     if plain.endswith(NOT_SECRET_ENDINGS):
         return False
     return plain in SECRET_NAMES or plain.endswith(SECRET_ENDINGS)
 
 
 def mask_secret(name: str) -> str:
-    """Return what is shown in place of the secret of this name."""
+    """Return the placeholder for a secret."""
     return f"<{name.upper()}>"
 
 
 def redact_secrets(value: Any, mask: Callable[[str], Any] = mask_secret) -> Any:
-    """Return a value without secrets: entries of dicts, by their names, and names and passwords in URLs.
+    """Return a value with masked secrets in dicts and without credentials in URLs; the value itself if it has none.
 
     Parameters:
         value: anything; dicts, lists, tuples and strings are searched.
-        mask: returns what replaces the secret of a name.
-
-    Returns:
-        The value itself if there is no secret in it, else a copy.
+        mask: returns the placeholder for a secret's name.
     """
     if isinstance(value, str):
         text = URL_CREDENTIALS.sub(r"\1://", value)
@@ -62,7 +59,7 @@ def redact_secrets(value: Any, mask: Callable[[str], Any] = mask_secret) -> Any:
     if isinstance(value, dict):
         changed = {}
         for key, item in value.items():
-            # A switch, such as `token=True` for the stored one, is no secret.
+            # `token=True` means the stored token.
             if item is None or isinstance(item, bool) or item == "":
                 continue
             if isinstance(key, str) and is_secret_name(key):

@@ -1,4 +1,4 @@
-"""Sharded training: the keys of `fsdp_config`, and the one plan that arguments or accelerate's environment ask for."""
+"""FSDP: keys of `fsdp_config`, and the plan from arguments or the environment of `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ RAM_VARIABLE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 TRANSFORMER_BASED, SIZE_BASED, NO_WRAP = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 OFFLOAD = "offload"
-# Words that `fsdp` takes, as transformers 4 had them.
-WORDS = (*(name.lower() for name in SHARDING_STRATEGIES), OFFLOAD, "auto_wrap")
+# Options of `fsdp` in transformers 4.
+FSDP_OPTIONS = (*(name.lower() for name in SHARDING_STRATEGIES), OFFLOAD, "auto_wrap")
 
-# In the environment if `ask_for_efficient_loading` has set the switch there, and no launcher.
+# Environment variable that marks USE_FSDP as set by arguments, not by a launcher.
 SET_BY_ARGUMENTS = "LITTRAINER_SWITCHED_FSDP_ON"
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Plan by which parameters, gradients and optimizer states are sharded; each field is a key of `fsdp_config`.
+    """Normalized `fsdp_config`.
 
     Parameters:
-        reshard_after_forward: in version 2 whether a layer's parameters are freed after its forward pass, in version 1
-            the name of torch's sharding strategy.
+        reshard_after_forward: in version 2 whether a layer's parameters are freed after its forward pass; in version 1
+            torch's sharding strategy.
     """
 
     version: int = 2
@@ -58,28 +58,30 @@ class ShardingPlan:
 
     @property
     def has_sharded_checkpoints(self) -> bool:
-        """Whether each process writes its part of a checkpoint."""
+        """Return whether each process writes its shard of a checkpoint."""
         return self.state_dict_type == "SHARDED_STATE_DICT"
 
 
 def get_sharding_plan(args: Any) -> ShardingPlan | None:
-    """Return the plan that arguments or the environment of `accelerate launch` ask for; None for no FSDP."""
-    words = _words(args.fsdp)
-    if words is not None:
-        return _plan(_with_words(read_config(args.fsdp_config), words), "fsdp_config")
-    return _plan(_launched_config(), "the environment of accelerate launch") if is_launched_with_fsdp() else None
+    """Return the plan from arguments or the environment of `accelerate launch`; None without FSDP."""
+    options = _parse_options(args.fsdp)
+    if options is not None:
+        return _make_plan(_add_options(read_config(args.fsdp_config), options), "fsdp_config")
+    if is_launched_with_fsdp():
+        return _make_plan(_read_launcher_config(), "the environment of accelerate launch")
+    return None
 
 
 def is_launched_with_fsdp() -> bool:
-    """Whether `accelerate launch` asks for FSDP."""
+    """Return whether `accelerate launch` enables FSDP."""
     return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_VALUES
 
 
 def normalize_sharding(args: ArgumentFields) -> None:
-    """Bring `fsdp` and `fsdp_config` into the form that scripts read, and refuse what cannot be carried out."""
+    """Normalize `fsdp` and `fsdp_config`, and raise ValueError for conflicts."""
     attributes: Any = args
-    words = _words(args.fsdp)
-    if words is None:
+    options = _parse_options(args.fsdp)
+    if options is None:
         config = args.fsdp_config
         entries = config.items() if isinstance(config, Mapping) else [("", config)]
         if any(value for name, value in entries if str(name).removeprefix(PREFIX) != "version"):
@@ -88,23 +90,23 @@ def normalize_sharding(args: ArgumentFields) -> None:
             )
         attributes.fsdp = args.fsdp or None
     else:
-        config = _with_words(read_config(args.fsdp_config), words)
+        config = _add_options(read_config(args.fsdp_config), options)
         layers = config.get("transformer_layer_cls_to_wrap")
         if isinstance(layers, str):
             config["transformer_layer_cls_to_wrap"] = [name.strip() for name in layers.split(",")]
-        # transformers sets them too.
+        # As in transformers.
         for name, default in (("min_num_params", 0), *((name, False) for name in TPU_KEYS[:3])):
             config.setdefault(name, default)
         attributes.fsdp, attributes.fsdp_config = True, config
     plan = get_sharding_plan(args)
-    attributes.fsdp_plugin_args = None if plan is None or words is None else get_fsdp_plugin_keywords(plan)
+    attributes.fsdp_plugin_args = None if plan is None or options is None else get_fsdp_plugin_keywords(plan)
     if plan is not None:
         _check_with_arguments(args, plan)
-    ask_for_efficient_loading(plan)
+    enable_efficient_loading(plan)
 
 
 def get_fsdp_plugin_keywords(plan: ShardingPlan) -> dict[str, Any]:
-    """Return what transformers calls `fsdp_plugin_args`: keywords of accelerate's plugin that mean the same."""
+    """Return the equivalent keywords of accelerate's plugin, transformers' `fsdp_plugin_args`."""
     always = ("auto_wrap_policy", "cpu_ram_efficient_loading", "state_dict_type", "reshard_after_forward")
     keywords: dict[str, Any] = {"fsdp_version": plan.version, **{name: getattr(plan, name) for name in always}}
     keywords.update({name: True for name in ("cpu_offload", "activation_checkpointing") if getattr(plan, name)})
@@ -119,10 +121,10 @@ def get_fsdp_plugin_keywords(plan: ShardingPlan) -> dict[str, Any]:
     return keywords
 
 
-def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
-    """Let `from_pretrained`, which reads the environment, load weights in the first process alone, if planned.
+def enable_efficient_loading(plan: ShardingPlan | None) -> None:
+    """Set the environment variables that let `from_pretrained` load weights in the main process only, if planned.
 
-    Arguments without sharding leave that to those with it, of which the process may have some too.
+    Without a plan nothing changes, since other arguments in this process may have a plan.
     """
     if plan is None:
         return
@@ -134,7 +136,7 @@ def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Refuse sharding in a process that trains alone, and version 1 on a CPU."""
+    """Raise ValueError for sharding in a single process, and for version 1 on a CPU."""
     plan = get_sharding_plan(args)
     if plan is None:
         return
@@ -150,104 +152,105 @@ def check_processes(args: Any) -> None:
         )
 
 
-def read_config(given: Any) -> dict[str, Any]:
-    """Return a config without the prefix that its keys may have, from a dict or the path of a JSON file."""
-    entries = {} if given is None else read_mapping(given, "fsdp_config")
+def read_config(config: Any) -> dict[str, Any]:
+    """Return a config, from a dict or the path of a JSON file, without the prefix `fsdp_` of keys."""
+    entries = {} if config is None else read_mapping(config, "fsdp_config")
     return {str(name).removeprefix(PREFIX): value for name, value in entries.items()}
 
 
-# ---- What a key may hold ---------------------------------------------------------------------------------------------
+# ---- Parsers of values -----------------------------------------------------------------------------------------------
 
 
-def _whole_number(value: Any) -> int:
+def _parse_integer(value: Any) -> int:
     if isinstance(value, bool) or not str(value).strip().isdecimal():
         raise ValueError("give a whole number from 0 up")
     return int(value)
 
 
-def _one_of(*words: str) -> Callable[[Any], str]:
-    """Return a function that reads a word, or its number from 1 up, as in enumerations of torch and accelerate."""
+def _make_choice_parser(*choices: str) -> Callable[[Any], str]:
+    """Return a parser of a choice or its number, from 1 up as in enumerations of torch and accelerate."""
 
-    def read(value: Any) -> str:
+    def parse(value: Any) -> str:
         text = str(value.name if isinstance(value, Enum) else value).strip().upper()
-        if text.isdecimal() and 0 < int(text) <= len(words):
-            return words[int(text) - 1]
-        if text not in words:
-            raise ValueError(f"choose from {', '.join(words)}")
+        if text.isdecimal() and 0 < int(text) <= len(choices):
+            return choices[int(text) - 1]
+        if text not in choices:
+            raise ValueError(f"choose from {', '.join(choices)}")
         return text
 
-    return read
+    return parse
 
 
-def _resharding(value: Any) -> bool | str:
-    # The number 1 is torch's FULL_SHARD, which is `True` in version 2.
+def _parse_resharding(value: Any) -> bool | str:
+    # 1 is FULL_SHARD in version 1 and True in version 2.
     if str(value).strip().lower() in (*TRUE_VALUES, *FALSE_VALUES):
         return truth(value)
     try:
-        return _one_of(*SHARDING_STRATEGIES)(value)
+        return _make_choice_parser(*SHARDING_STRATEGIES)(value)
     except ValueError as error:
         raise ValueError(f"give true or false, or for version 1 {error}") from None
 
 
-def _class_names(value: Any) -> tuple[str, ...] | None:
+def _parse_class_names(value: Any) -> tuple[str, ...] | None:
     names = value.split(",") if isinstance(value, str) else value or ()
     if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
         raise ValueError("give the names of layer classes, such as LlamaDecoderLayer")
     return tuple(name.strip() for name in names if name.strip()) or None
 
 
-def _pattern(value: Any) -> str | None:
+def _parse_pattern(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value or None
     raise ValueError("give a regular expression that matches the names of modules")
 
 
-# Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
+# Strategy of version 1 -> `reshard_after_forward` of version 2.
 RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 
 
 class Key(NamedTuple):
-    """A key of `fsdp_config`.
+    """Key of `fsdp_config`.
 
     Parameters:
-        read: returns the value of the plan; raises ValueError, whose message says what can be given.
-        only: version -> the values that it carries out, if not all of them.
+        parse: returns the value of the plan, or raises ValueError with the valid values.
+        supported: version -> supported values, if not all.
     """
 
-    read: Callable[[Any], Any]
-    only: Mapping[int, tuple[Any, ...]] = MappingProxyType({})
+    parse: Callable[[Any], Any]
+    supported: Mapping[int, tuple[Any, ...]] = MappingProxyType({})
 
 
 STATE_DICT_TYPES = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
 KEYS: dict[str, Key] = {
     **{field.name: Key(truth) for field in fields(ShardingPlan)},
-    "version": Key(lambda value: int(_one_of("1", "2")(value))),
-    "reshard_after_forward": Key(_resharding),
-    "auto_wrap_policy": Key(_one_of(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP)),
-    "transformer_layer_cls_to_wrap": Key(_class_names),
-    "min_num_params": Key(_whole_number),
+    "version": Key(lambda value: int(_make_choice_parser("1", "2")(value))),
+    "reshard_after_forward": Key(_parse_resharding),
+    "auto_wrap_policy": Key(_make_choice_parser(TRANSFORMER_BASED, SIZE_BASED, NO_WRAP)),
+    "transformer_layer_cls_to_wrap": Key(_parse_class_names),
+    "min_num_params": Key(_parse_integer),
     "state_dict_type": Key(
-        _one_of("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), dict.fromkeys((1, 2), STATE_DICT_TYPES)
+        _make_choice_parser("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
+        dict.fromkeys((1, 2), STATE_DICT_TYPES),
     ),
     "activation_checkpointing_offload": Key(truth, {1: (False,)}),
-    # Version 2 prefetches by itself.
+    # Version 2 always prefetches.
     "backward_prefetch": Key(
-        _one_of("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"), {2: ("NO_PREFETCH", "BACKWARD_PRE")}
+        _make_choice_parser("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"), {2: ("NO_PREFETCH", "BACKWARD_PRE")}
     ),
     "limit_all_gathers": Key(truth, {2: (True,)}),
     "use_orig_params": Key(truth, {2: (True,)}),
-    "ignored_modules": Key(_pattern),
+    "ignored_modules": Key(_parse_pattern),
 }
-# Other names of keys, from accelerate's configuration files.
-OTHER_NAMES: Mapping[str, str] = {
+# Aliases of keys in accelerate's configuration files.
+KEY_ALIASES: Mapping[str, str] = {
     "offload_params": "cpu_offload",
     "sharding_strategy": "reshard_after_forward",
     "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
     "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
 }
-# Keys about TPUs, which no strategy of Lightning's carries out.
+# Unsupported keys of TPUs.
 TPU_KEYS = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
-# Environment variable of `accelerate launch` -> key, as far as the launcher has an option for it.
+# Environment variable of `accelerate launch` -> key.
 VARIABLES: Mapping[str, str] = {
     "FSDP_SHARDING_STRATEGY": "sharding_strategy",
     "FSDP_OFFLOAD_PARAMS": "cpu_offload",
@@ -258,106 +261,105 @@ VARIABLES: Mapping[str, str] = {
         if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers")
     },
 }
-# Keys that the launcher always sets, and that mean nothing to version 2.
-MEANINGLESS_IN_2 = frozenset(
+# Keys that the launcher always sets and version 2 ignores.
+IGNORED_BY_VERSION_2 = frozenset(
     {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
 )
 
 
-# ---- From words, environment and keys to a plan ----------------------------------------------------------------------
+# ---- Parsing of arguments and environment ----------------------------------------------------------------------------
 
 
-def _words(given: Any) -> list[str] | None:
-    """Return the words of `fsdp`, in lower case; None if it is off."""
-    if given is True:
+def _parse_options(fsdp: Any) -> list[str] | None:
+    """Return the options of `fsdp` in lower case; None if it is off."""
+    if fsdp is True:
         return []
-    if not given:
+    if not fsdp:
         return None
-    members = given.split() if isinstance(given, str) else list(given)
-    words = [str(getattr(member, "value", member)).strip().lower() for member in members]
-    if len(words) == 1 and words[0] in (*TRUE_VALUES, *FALSE_VALUES):
-        return [] if truth(words[0]) else None
-    for word in words:
-        if word not in WORDS:
+    members = fsdp.split() if isinstance(fsdp, str) else list(fsdp)
+    options = [str(getattr(member, "value", member)).strip().lower() for member in members]
+    if len(options) == 1 and options[0] in (*TRUE_VALUES, *FALSE_VALUES):
+        return [] if truth(options[0]) else None
+    for option in options:
+        if option not in FSDP_OPTIONS:
             raise ValueError(
-                f"fsdp={given!r} has an unknown word, {word!r} ({suggest_name(word, WORDS)}). Set fsdp=True."
+                f"fsdp={fsdp!r} has an unknown word, {option!r} ({suggest_name(option, FSDP_OPTIONS)}). Set fsdp=True."
             )
-    return words
+    return options
 
 
-def _with_words(config: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    strategies = [word.upper() for word in words if word.upper() in SHARDING_STRATEGIES]
+def _add_options(config: dict[str, Any], options: list[str]) -> dict[str, Any]:
+    strategies = [option.upper() for option in options if option.upper() in SHARDING_STRATEGIES]
     if len(strategies) > 1:
-        raise ValueError(f"fsdp={' '.join(words)!r} names {len(strategies)} ways to shard; name one.")
+        raise ValueError(f"fsdp={' '.join(options)!r} names {len(strategies)} ways to shard; name one.")
     if strategies and not {"reshard_after_forward", "sharding_strategy"} & config.keys():
-        is_first = str(config.get("version", 2)).strip() == "1"
+        is_version_1 = str(config.get("version", 2)).strip() == "1"
         config["reshard_after_forward"] = (
-            strategies[0].lower() if is_first or strategies[0] not in RESHARDING else RESHARDING[strategies[0]]
+            strategies[0].lower() if is_version_1 or strategies[0] not in RESHARDING else RESHARDING[strategies[0]]
         )
-    if OFFLOAD in words:
+    if OFFLOAD in options:
         config.setdefault("cpu_offload", True)
     return config
 
 
-def _launched_config() -> dict[str, Any]:
+def _read_launcher_config() -> dict[str, Any]:
     config: dict[str, Any] = {"version": 1, "auto_wrap_policy": NO_WRAP}
     config.update({key: os.environ[name] for name, key in VARIABLES.items() if os.environ.get(name, "").strip()})
     if str(config["version"]) == "2":
-        for name in MEANINGLESS_IN_2:
+        for name in IGNORED_BY_VERSION_2:
             config.pop(name, None)
         config.setdefault("state_dict_type", "SHARDED_STATE_DICT")
     elif "sharding_strategy" in config:
-        # The launcher sets it for the other version.
+        # The launcher sets it for version 2.
         config.pop("reshard_after_forward", None)
     if config["auto_wrap_policy"].upper() != SIZE_BASED:
-        # The launcher sets its default, 100 million, for each policy.
+        # The launcher sets 100 million for each policy.
         config.pop("min_num_params", None)
     if config["auto_wrap_policy"].upper() != TRANSFORMER_BASED:
         config.pop("transformer_layer_cls_to_wrap", None)
     return config
 
 
-def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
+def _make_plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     values: dict[str, Any] = {}
-    for given_name, value in config.items():
-        if given_name in TPU_KEYS:
+    for alias, value in config.items():
+        if alias in TPU_KEYS:
             if value and str(value).strip().lower() not in FALSE_VALUES:
                 raise NotImplementedError(
-                    f"littrainer does not carry out {source} with {given_name}={value!r}: it trains on CPUs and GPUs. "
+                    f"littrainer does not carry out {source} with {alias}={value!r}: it trains on CPUs and GPUs. "
                     "Leave that out, or run the script with plain `python` to train with transformers."
                 )
             continue
-        name = OTHER_NAMES.get(given_name, given_name)
+        name = KEY_ALIASES.get(alias, alias)
         if name not in KEYS:
-            known = [*KEYS, *OTHER_NAMES]
-            raise ValueError(f"{source} has an unknown key, {given_name!r} ({suggest_name(given_name, known)}).")
+            raise ValueError(f"{source} has an unknown key, {alias!r} ({suggest_name(alias, [*KEYS, *KEY_ALIASES])}).")
         try:
-            read = KEYS[name].read(value)
+            parsed = KEYS[name].parse(value)
         except ValueError as error:
-            raise ValueError(f"{source} has {given_name}={value!r}; {error}.") from None
-        if values.setdefault(name, read) != read:
-            raise ValueError(f"{source} gives {name} twice, once as {given_name}, and they differ.")
-    asked = ShardingPlan(**values)
-    version, other = asked.version, 3 - asked.version
+            raise ValueError(f"{source} has {alias}={value!r}; {error}.") from None
+        if values.setdefault(name, parsed) != parsed:
+            raise ValueError(f"{source} gives {name} twice, once as {alias}, and they differ.")
+    plan = ShardingPlan(**values)
+    version, other = plan.version, 3 - plan.version
     for name, key in KEYS.items():
-        value, only = getattr(asked, name), key.only.get(version)
-        if only is not None and value not in only:
-            instead = "" if other in key.only else f", or version to {other}"
+        value, supported = getattr(plan, name), key.supported.get(version)
+        if supported is not None and value not in supported:
+            alternative = "" if other in key.supported else f", or version to {other}"
             raise ValueError(
                 f"{source} has {name}={config.get(name, value)!r}, which FSDP version {version} does not carry out; "
-                f"set it to {' or '.join(map(str, only))}{instead}."
+                f"set it to {' or '.join(map(str, supported))}{alternative}."
             )
-    values["reshard_after_forward"] = _resharding_of(version, asked.reshard_after_forward, source)
-    if asked.min_num_params > 0:
+    values["reshard_after_forward"] = _convert_resharding(version, plan.reshard_after_forward, source)
+    if plan.min_num_params > 0:
         values.setdefault("auto_wrap_policy", SIZE_BASED)
     plan = ShardingPlan(**values)
-    for message, is_wrong in _contradictions(plan).items():
-        if is_wrong:
+    for message, is_present in _find_contradictions(plan).items():
+        if is_present:
             raise ValueError(f"{source} has {message}.")
     return plan
 
 
-def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
+def _convert_resharding(version: int, value: bool | str, source: str) -> bool | str:
     if version == 1:
         return value if isinstance(value, str) else next(name for name, frees in RESHARDING.items() if frees is value)
     if isinstance(value, bool):
@@ -372,7 +374,7 @@ def _resharding_of(version: int, value: bool | str, source: str) -> bool | str:
     return RESHARDING[value]
 
 
-def _contradictions(plan: ShardingPlan) -> dict[str, bool]:
+def _find_contradictions(plan: ShardingPlan) -> dict[str, bool]:
     policy, size, layers = plan.auto_wrap_policy, plan.min_num_params, plan.transformer_layer_cls_to_wrap
     by_size, by_class = policy == SIZE_BASED, policy == TRANSFORMER_BASED
     return {

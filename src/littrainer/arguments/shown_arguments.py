@@ -1,4 +1,4 @@
-"""Arguments as readers see them: which are away from their defaults, as short texts without secrets."""
+"""Arguments as short texts without secrets, and their difference from the defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING = frozenset({"None", "[]", "{}", ""})
 
 
 def format_defaults() -> dict[str, str]:
-    """Return the default of each documented argument as text, in documented order; `output_dir` has none."""
+    """Return the default of each argument as text, in documented order; `output_dir` has none."""
     args = ArgumentFields()
     normalize(args, ())
     generation = {field.name: field.default for field in dataclasses.fields(GenerationFields)}
@@ -23,23 +23,23 @@ def format_defaults() -> dict[str, str]:
 
 
 def select_non_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that differ from the defaults: documented names first, those of a subclass last."""
+    """Return the texts that differ from the defaults, a subclass's names last."""
     names = [*(name for name in defaults if name in texts), *(name for name in texts if name not in defaults)]
     return {name: texts[name] for name in names if name not in defaults or not is_same(texts[name], defaults[name])}
 
 
-def is_same(one: str, other: str) -> bool:
-    """Whether two texts mean the same value: 3 and 3.0 do, and so do None, [], {} and no text."""
-    if one == other or {one, other} <= NOTHING:
+def is_same(first: str, second: str) -> bool:
+    """Return whether two texts mean the same value, such as 3 and 3.0, or None and []."""
+    if first == second or {first, second} <= NOTHING:
         return True
     try:
-        return float(one) == float(other)
+        return float(first) == float(second)
     except ValueError:
         return False
 
 
 def format_value(value: Any) -> str:
-    """Return a value as one line of at most 300 letters: a choice's value, the entries that a configuration sets."""
+    """Return a value as a line of at most 300 letters, without a configuration's unset entries."""
     text = " ".join(_text(redact_secrets(value), is_nested=False).split())
     return text if len(text) <= MAX_TEXT_LETTERS else f"{text[: MAX_TEXT_LETTERS - 3]}..."
 
@@ -48,10 +48,9 @@ def _text(value: Any, is_nested: bool) -> str:
     if hasattr(value, "to_dict"):
         value = redact_secrets(value.to_dict())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Its own text would show secrets.
+        # `str` would show secrets.
         value = redact_secrets({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
-        # Entries that are off or absent are not shown.
         shown = {name: entry for name, entry in value.items() if entry is not None and entry is not False}
         return "{" + ", ".join(f"{name}: {_text(entry, True)}" for name, entry in shown.items()) + "}"
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,4 +1,4 @@
-"""The specification of each argument: the part of a run that reads it, and the values that it may have."""
+"""Specification of each argument: the part of a run that reads it, and its valid values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from littrainer.arguments.fields import ANNOUNCING_SIGNALS, COMPILE_MODES
 
 
 class ArgumentReader(str, Enum):
-    """The part of a run that reads an argument."""
+    """Part of a run that reads an argument."""
 
     KEYWORD = "Lightning keyword"
     STEP = "optimizer step"
@@ -37,7 +37,7 @@ class ArgumentReader(str, Enum):
 
 
 class Range(NamedTuple):
-    """The values that a number may have: from `low` to `high`, both included, and less than `below`."""
+    """Range of a number: from `low` to `high`, both included, and less than `below`."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -56,14 +56,14 @@ class Range(NamedTuple):
 
 
 class ArgumentSpec(NamedTuple):
-    """An argument's reader and values, in addition to its type.
+    """Reader and valid values of an argument, in addition to its type.
 
     Parameters:
         reader: the part of a run that reads it.
-        range: the values of a number.
-        also: further types and values, which the annotation leaves out for the sake of command-line parsers.
-        texts: the names that it may have, one or several, if its field does not list them as choices.
-        may_be_infinite: a number may be anything except nan.
+        range: valid numbers.
+        also: valid types and values that the annotation omits because command-line parsers read it.
+        texts: valid names, unless the field lists them as choices.
+        may_be_infinite: accept any number except nan.
     """
 
     reader: ArgumentReader
@@ -83,7 +83,7 @@ SPECS: dict[str, ArgumentSpec] = {
     "output_dir": ArgumentSpec(ArgumentReader.CHECKPOINT, also=(os.PathLike, None)),
     "per_device_train_batch_size": ArgumentSpec(ArgumentReader.LOADER, FROM_1),
     "num_train_epochs": ArgumentSpec(ArgumentReader.PLAN, FROM_0),
-    # Both -1 and 0 leave the length to num_train_epochs.
+    # -1 and 0: num_train_epochs decides.
     "max_steps": ArgumentSpec(ArgumentReader.FLOW, Range(low=-1)),
     "learning_rate": ArgumentSpec(ArgumentReader.OPTIMIZER, FROM_0),
     "lr_scheduler_type": ArgumentSpec(ArgumentReader.SCHEDULE),
@@ -99,7 +99,7 @@ SPECS: dict[str, ArgumentSpec] = {
     "optim_target_modules": ArgumentSpec(ArgumentReader.OPTIMIZER),
     "gradient_accumulation_steps": ArgumentSpec(ArgumentReader.KEYWORD, FROM_1),
     "average_tokens_across_devices": ArgumentSpec(ArgumentReader.STEP),
-    # Scripts switch clipping off with 0, a negative number or infinity.
+    # 0, negative numbers and infinity disable clipping.
     "max_grad_norm": ArgumentSpec(ArgumentReader.STEP, may_be_infinite=True),
     "label_smoothing_factor": ArgumentSpec(ArgumentReader.STEP, SHARE),
     # Precision
@@ -152,10 +152,10 @@ SPECS: dict[str, ArgumentSpec] = {
     # Saving
     "save_only_model": ArgumentSpec(ArgumentReader.CHECKPOINT),
     "save_strategy": ArgumentSpec(ArgumentReader.FLOW),
-    # Scripts switch saving off with save_steps=-1.
+    # -1 disables saving.
     "save_steps": ArgumentSpec(ArgumentReader.FLOW, Range(low=-1)),
     "save_on_each_node": ArgumentSpec(ArgumentReader.PROCESSES),
-    # Scripts switch the limit off with save_total_limit=-1.
+    # -1 disables the limit.
     "save_total_limit": ArgumentSpec(ArgumentReader.CHECKPOINT, Range(low=-1)),
     "enable_jit_checkpoint": ArgumentSpec(ArgumentReader.CHECKPOINT),
     "push_to_hub": ArgumentSpec(ArgumentReader.HUB),
@@ -172,7 +172,7 @@ SPECS: dict[str, ArgumentSpec] = {
     "restore_callback_states_from_checkpoint": ArgumentSpec(ArgumentReader.CHECKPOINT),
     # Environment
     "full_determinism": ArgumentSpec(ArgumentReader.SEED),
-    # NumPy and torch take these as seeds.
+    # Seeds of NumPy.
     "seed": ArgumentSpec(ArgumentReader.SEED, Range(low=0, high=2**32 - 1)),
     "data_seed": ArgumentSpec(ArgumentReader.SAMPLER, FROM_0),
     "use_cpu": ArgumentSpec(ArgumentReader.KEYWORD),
@@ -196,7 +196,7 @@ SPECS: dict[str, ArgumentSpec] = {
     "ddp_broadcast_buffers": ArgumentSpec(ArgumentReader.PROCESSES),
     "ddp_static_graph": ArgumentSpec(ArgumentReader.PROCESSES),
     "ddp_backend": ArgumentSpec(ArgumentReader.PROCESSES),
-    # A timedelta holds no more.
+    # Maximum of a timedelta.
     "ddp_timeout": ArgumentSpec(ArgumentReader.PROCESSES, Range(low=1, high=86_400 * 10**9 - 1)),
     "fsdp": ArgumentSpec(ArgumentReader.PROCESSES, also=(bool, list)),
     "fsdp_config": ArgumentSpec(ArgumentReader.PROCESSES, also=(os.PathLike,)),

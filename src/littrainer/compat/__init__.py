@@ -1,1 +1,1 @@
-"""Members of a Trainer for code that was written against transformers."""
+"""Members of a Trainer for code written against transformers."""

@@ -1,4 +1,4 @@
-"""Attributes that transformers' Trainer sets on itself and that only subclasses and libraries read."""
+"""Attributes of transformers' Trainer that only subclasses and libraries read."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.model.facts import read_model_facts
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.loop.reports import MemoryReport
 
 
 UNSET: Any = None
-# Stage of a memory report that a script starts itself, and the stages by the names of which its metrics begin.
-OWN_STAGE, STAGES = "own", ("train", "eval", "test")
+# Stage of reports that a script starts, and prefixes of metrics.
+SCRIPT_STAGE = "own"
+STAGES = ("train", "eval", "test")
 
 
 class MemoryTracker:
-    """Measures the memory of an overridden `evaluate` or `predict` that calls it, unless `skip_memory_metrics`."""
+    """Memory tracker for overridden `evaluate` and `predict` methods."""
 
-    def __init__(self, report: MemoryReport, skips: bool):
+    def __init__(self, report: MemoryReport, skip_memory_metrics: bool):
         self._report = report
-        self.skip_memory_metrics = skips
+        self.skip_memory_metrics = skip_memory_metrics
 
     def start(self) -> None:
-        """Start to measure."""
-        self._report.start(OWN_STAGE)
+        """Start a measurement."""
+        self._report.start(SCRIPT_STAGE)
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None) -> None:
-        """End the measurement and write its results into metrics, in bytes, under the prefix of the metrics."""
+        """End the measurement and add its results, in bytes, to metrics with the prefix of the metrics."""
         measured: dict[str, Any] = {}
-        self._report.stop(OWN_STAGE, None if metrics is None else measured)
+        self._report.stop(SCRIPT_STAGE, None if metrics is None else measured)
         if metrics is not None:
             stage = next((stage for stage in STAGES if any(name.startswith(f"{stage}_") for name in metrics)), "eval")
-            metrics.update({name.replace(f"{OWN_STAGE}_", f"{stage}_", 1): size for name, size in measured.items()})
+            metrics.update({name.replace(f"{SCRIPT_STAGE}_", f"{stage}_", 1): size for name, size in measured.items()})
 
 
-class _Unset:
-    """An attribute that is computed from its object until somebody sets it."""
+class _ComputedUntilSet:
+    """Attribute that is computed until it is set."""
 
-    def __init__(self, value_of: Callable[[Any], Any]):
-        self.value_of = value_of
+    def __init__(self, compute: Callable[[Any], Any]):
+        self.compute = compute
 
-    def __get__(self, instance: Any, kind: type) -> Any:
-        return self if instance is None else self.value_of(instance)
+    def __get__(self, instance: Any, cls: type) -> Any:
+        return self if instance is None else self.compute(instance)
 
 
 class TrainerAttributes:
     """Attributes of a Trainer that only subclasses and libraries read."""
 
-    # Defaults for a Trainer made without `__init__`.
+    # Defaults for Trainers whose constructor does not call `super().__init__`.
     processing_class = data_collator = train_dataset = eval_dataset = compute_metrics = model_wrapped = UNSET
     _parameters_without_embeddings: int | None = None
     is_model_parallel = False
@@ -72,28 +74,34 @@ class TrainerAttributes:
     is_distributed_loading_by_transformers = False
     _loggers_initialized = False
 
-    def _accelerator_as_set(self: Any) -> Any:
-        given = vars(self).get("_accelerator_before_arguments")
-        if given is None or hasattr(self, "args"):
-            given = self._accelerator = wrap_accelerator(given or AcceleratorFacade(self.args), self.args, None)
-        return given
+    # Set by the Trainer.
+    args: TrainingArguments
+    model: Any
+    session: Any
 
-    _accelerator: Any = _Unset(_accelerator_as_set)
+    def _create_accelerator(self) -> Any:
+        accelerator = vars(self).get("_accelerator_before_arguments")
+        if accelerator is None or hasattr(self, "args"):
+            accelerator = wrap_accelerator(accelerator or AcceleratorFacade(self.args), self.args, None)
+            self._accelerator = accelerator
+        return accelerator
 
-    def _adopt_accelerator(self: Any, value: Any) -> None:
+    _accelerator: Any = _ComputedUntilSet(_create_accelerator)
+
+    def _set_accelerator(self, value: Any) -> None:
         if hasattr(self, "args"):
             self._accelerator = wrap_accelerator(value, self.args, vars(self).get("_accelerator"))
         else:
             self._accelerator_before_arguments = value
 
-    # `create_accelerator_and_postprocess` or a script sets it; accelerate's own becomes a facade. Steps read it often.
-    accelerator: Any = property(attrgetter("_accelerator"), _adopt_accelerator)
+    # `attrgetter`, since each step reads it.
+    accelerator: Any = property(attrgetter("_accelerator"), _set_accelerator)
 
     @property
-    def is_tp_enabled(self: Any) -> bool:
-        """Whether processes compute each layer together."""
+    def is_tp_enabled(self) -> bool:
+        """Return whether tensor parallelism is used."""
         return tensor_parallel_size(self.args) > 1
 
     @property
-    def _memory_tracker(self: Any) -> MemoryTracker:
+    def _memory_tracker(self) -> MemoryTracker:
         return MemoryTracker(self.session.memory, self.args.skip_memory_metrics)

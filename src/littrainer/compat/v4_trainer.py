@@ -1,4 +1,4 @@
-"""Members and signatures that the Trainer had in transformers 4."""
+"""Members and signatures of the Trainer of transformers 4."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from littrainer.loop.overrides import SIGNATURES, accept_earlier_signature
 if TYPE_CHECKING:
     from torch import nn
 
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.evaluation.results import EvalLoopOutput
 
     Method = TypeVar("Method", bound=Callable[..., Any])
@@ -24,29 +25,29 @@ logger = logging.getLogger(__name__)
 
 
 def accept_earlier_keywords(**today: str) -> Callable[[Method], Method]:
-    """Decorate a method so that it takes keywords under earlier names (earlier=today's), with a FutureWarning."""
+    """Return a decorator that renames keywords (earlier name=new name) with a FutureWarning."""
 
     def decorate(method: Method) -> Method:
-        known = [name for name in inspect.signature(method).parameters if name != "self"]
-        taken = frozenset(known)
+        parameters = [name for name in inspect.signature(method).parameters if name != "self"]
+        valid = frozenset(parameters)
 
         @functools.wraps(method)
-        def with_earlier_keywords(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             for earlier in [name for name in today if name in kwargs]:
                 name = today[earlier]
                 if name in kwargs:
                     raise TypeError(f"{method.__name__}() got both {earlier} and {name}; give {name} alone.")
                 _warn(f"{method.__qualname__}({earlier}=...)", f"{name}=...")
                 kwargs[name] = kwargs.pop(earlier)
-            if not taken.issuperset(kwargs):
-                unknown = next(name for name in kwargs if name not in taken)
+            if not valid.issuperset(kwargs):
+                unknown = next(name for name in kwargs if name not in valid)
                 raise TypeError(
                     f"{method.__qualname__}() got an unexpected keyword argument {unknown!r} "
-                    f"({suggest_name(unknown, known)})"
+                    f"({suggest_name(unknown, parameters)})"
                 )
             return method(*args, **kwargs)
 
-        return cast("Method", with_earlier_keywords)
+        return cast("Method", wrapper)
 
     return decorate
 
@@ -56,29 +57,36 @@ def _warn(earlier: str, today: str) -> None:
 
 
 class EarlierTrainerMembers:
-    """Methods that scripts written for transformers 4 call on a Trainer, or override with fewer parameters."""
+    """Members for scripts written for transformers 4."""
 
+    # Set by the Trainer.
     processing_class: Any
+    args: TrainingArguments
+    model: Any
+    accelerator: Any
+    state: Any
+    evaluation_loop: Any
+    _require_optimizer: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in SIGNATURES:
-            # A mixin that derives from this class alone may lack them.
+            # Mixins may lack some methods.
             if hasattr(cls, name):
                 accept_earlier_signature(cls, name)
 
     @property
     def tokenizer(self) -> Any:
-        """Earlier name of `processing_class`."""
+        """Return `processing_class`, under its earlier name."""
         if "tokenizer" in vars(self):
             return vars(self)["tokenizer"]
-        found = self.processing_class
+        processing_class = self.processing_class
         _warn("trainer.tokenizer", "trainer.processing_class")
-        return found
+        return processing_class
 
     @tokenizer.setter
     def tokenizer(self, value: Any) -> None:
-        # A subclass that sets it before the Trainer is set up means its own attribute.
+        # Before `super().__init__` a subclass sets its own attribute.
         if "processing_class" not in vars(self):
             vars(self)["tokenizer"] = value
             return
@@ -86,14 +94,14 @@ class EarlierTrainerMembers:
         self.processing_class = value
 
     def prediction_loop(
-        self: Any,
+        self,
         dataloader: Any,
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Earlier name of `evaluation_loop`."""
+        """Run `evaluation_loop`, under its earlier name."""
         _warn("trainer.prediction_loop", "trainer.evaluation_loop")
         return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
 
@@ -102,7 +110,7 @@ class EarlierTrainerMembers:
         """Count the input tokens in a loader's batches.
 
         Parameters:
-            max_steps: take the first batch times this number instead.
+            max_steps: multiply the tokens of the first batch by this number instead.
         """
         total = 0
         for batch in train_dl:
@@ -115,11 +123,11 @@ class EarlierTrainerMembers:
             total += tokens
         return total
 
-    def get_num_trainable_parameters(self: Any) -> int:
-        """Count the numbers in the parameters that are trained."""
+    def get_num_trainable_parameters(self) -> int:
+        """Return the number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
-    def get_learning_rates(self: Any) -> list[float]:
+    def get_learning_rates(self) -> list[float]:
         """Return the learning rate of each parameter group.
 
         Raises:
@@ -127,8 +135,8 @@ class EarlierTrainerMembers:
         """
         return [group["lr"] for group in self._require_optimizer().param_groups]
 
-    def get_optimizer_group(self: Any, param: str | nn.Parameter | None = None) -> Any:
-        """Return the optimizer's parameter groups, or the one that holds a parameter.
+    def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
+        """Return the optimizer's parameter groups, or the group of a parameter.
 
         Raises:
             ValueError: there is no optimizer yet.
@@ -138,9 +146,9 @@ class EarlierTrainerMembers:
             return [group["params"] for group in groups]
         return next((group for group in groups if any(member is param for member in group["params"])), None)
 
-    def _nested_gather(self: Any, tensors: Any, name: str | None = None) -> Any:
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         return None if tensors is None else self.accelerator.gather(tensors)
 
-    def _rotate_checkpoints(self: Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         rotate_checkpoints(folder, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime)

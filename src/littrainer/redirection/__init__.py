@@ -1,1 +1,1 @@
-"""littrainer under the names of transformers' Trainer API, in processes of `littrainer run`."""
+"""Redirection of transformers' Trainer API to littrainer, in processes of `littrainer run`."""

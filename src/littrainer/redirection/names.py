@@ -1,10 +1,9 @@
-"""The names of transformers modules that are littrainer's under the redirection, as plain data.
+"""Tables of the names that the redirection replaces, by the transformers module that defines them.
 
-A name that is not in the table is transformers' own: `littrainer.redirection.shim` reads it from there.
-A name needs a row only in the module that defines it.
+`littrainer.redirection.shim` resolves all other names in transformers' module.
 """
 
-# transformers module -> module of littrainer -> the names that it has there too.
+# transformers module -> module of littrainer -> names that both have.
 _SAME_NAMES: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {"arguments.choices": "DebugOption"},
     "transformers.hf_argparser": {"arguments.parser": "HfArgumentParser"},
@@ -68,7 +67,7 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
     },
     "transformers.training_args_seq2seq": {"arguments.training_arguments": "Seq2SeqTrainingArguments"},
 }
-# transformers module -> name in it -> littrainer's, which has another name.
+# transformers module -> name -> littrainer's "module:attribute" with a different name.
 _OTHER_NAMES: dict[str, dict[str, str]] = {
     "transformers.integrations.integration_utils": {
         "get_available_reporting_integrations": "littrainer.arguments.report_to:list_available_services",
@@ -84,9 +83,9 @@ REPLACED: dict[str, dict[str, str]] = {
     }
     for module, homes in _SAME_NAMES.items()
 }
-"""transformers module -> name in it -> littrainer's, as "module:attribute"."""
+"""transformers module -> name -> littrainer's "module:attribute"."""
 
-# Names that the modules of transformers 4 had, and that scripts import from there.
+# Names in modules of transformers 4 that scripts import from there.
 EARLIER: dict[str, dict[str, str]] = {
     "transformers.trainer": {
         "transformers.pytorch_utils": "ALL_LAYERNORM_LAYERS is_torch_greater_or_equal_than_1_13",
@@ -107,11 +106,10 @@ EARLIER: dict[str, dict[str, str]] = {
         "transformers.utils": "is_apex_available",
     },
 }
-"""transformers module -> module that has them today -> names, which it answers if it has them no more."""
+"""transformers module -> current module -> names, used if the transformers module lacks them."""
 
 DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint", "transformers.utils.notebook")
-"""transformers modules whose classes derive from names in REPLACED. If they were imported before the redirection, they
-are imported once more, on top of littrainer's classes."""
+"""transformers modules with classes derived from names in REPLACED; reimported if imported before the redirection."""
 
 WITHDRAWN: dict[str, dict[str, str]] = {
     "transformers.trainer_tf": {"TFTrainer": "littrainer.keras.trainer:TFTrainer"},
@@ -125,7 +123,7 @@ WITHDRAWN: dict[str, dict[str, str]] = {
         )
     },
 }
-"""Module of an earlier transformers -> name in it -> its place today, as "module:attribute"."""
+"""Module of earlier transformers releases -> name -> current "module:attribute"."""
 
 WITHDRAWN_FROM_PACKAGE = WITHDRAWN["transformers.trainer_tf"] | WITHDRAWN["transformers.training_args_tf"]
-"""Withdrawn names that the package transformers itself had too -> their place today."""
+"""Withdrawn names of the package `transformers` -> current "module:attribute"."""

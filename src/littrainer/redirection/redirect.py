@@ -1,10 +1,7 @@
-"""Makes `transformers.Trainer` and all that belongs to it mean littrainer's, however a script reaches it.
+"""Redirection of imports of transformers' Trainer API to littrainer.
 
-A finder in front of `sys.meta_path` handles the import of the modules in `littrainer.redirection.names`. It sits in the
-import system rather than on the transformers package object because transformers replaces that object while it is being
-imported, and because all imports of these modules, by transformers' own code too, go through it.
-
-Every Python process that a script starts imports this module first: nothing heavy is imported here.
+A finder in `sys.meta_path` also redirects imports by transformers, which replaces its package object while it loads.
+Child processes import this module, so it must load quickly.
 """
 
 from __future__ import annotations
@@ -17,47 +14,46 @@ from types import ModuleType
 
 from littrainer.redirection.names import DERIVED, REPLACED, WITHDRAWN, WITHDRAWN_FROM_PACKAGE
 
+# Faster than an import of typing.
 TYPE_CHECKING = False
-"""True for type checkers, for which alone the names below are imported."""
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence
     from typing import Any
 
 PACKAGE = "transformers"
-# Set on the class of package objects that have the withdrawn names.
+# Attribute of patched package classes.
 _HAS_WITHDRAWN_NAMES = "_has_withdrawn_names"
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STARTUP_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
-# New objects after which Python looks for garbage until a Trainer is made. With its usual 700, a fifth of the time in
-# which a script imports its libraries and prepares its data goes there.
-STARTUP_THRESHOLD = 20_000
-_usual_threshold = gc.get_threshold()[0]
+# Garbage collection threshold until a Trainer is made; the default of 700 costs a fifth of a script's startup time.
+STARTUP_GC_THRESHOLD = 20_000
+_default_gc_threshold = gc.get_threshold()[0]
 
 
 class RedirectFinder:
-    """The entry of `sys.meta_path` that loads shims for the modules in `REPLACED` and `WITHDRAWN`."""
+    """Finder of shims for the modules in `REPLACED` and `WITHDRAWN`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the shim for `fullname`, None if it is not redirected or transformers does not have it."""
+        """Return the spec of a module's shim; None if it is not redirected, or missing in transformers."""
         if fullname == PACKAGE:
-            spec = self._original_spec(fullname, path)
+            spec = self._find_original_spec(fullname, path)
             if spec is not None and spec.loader is not None:
                 _add_withdrawn_names_after_loading(spec)
             return spec
         if fullname not in REPLACED and fullname not in WITHDRAWN:
             return None
-        original = self._original_spec(fullname, path)
+        original = self._find_original_spec(fullname, path)
         if original is None and fullname not in WITHDRAWN:
             return None
         from littrainer.redirection.shim import ShimLoader
 
         return ShimLoader(fullname, original).spec()
 
-    def _original_spec(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    def _find_original_spec(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
@@ -68,19 +64,18 @@ class RedirectFinder:
 
 
 def is_installed() -> bool:
-    """Whether this process is redirected."""
+    """Return whether this process is redirected."""
     return any(isinstance(finder, RedirectFinder) for finder in sys.meta_path)
 
 
 def install() -> None:
-    """Redirect transformers' Trainer API to littrainer in this process and in the Python processes it starts.
+    """Redirect transformers' Trainer API to littrainer in this process and its Python child processes.
 
-    Calling it again changes nothing. Names that a module took from transformers earlier cannot be changed any more; a
-    `RuntimeWarning` lists them.
+    Repeated calls have no effect. A `RuntimeWarning` lists names that modules have imported before.
     """
     if not is_installed():
         sys.meta_path.insert(0, RedirectFinder())
-        gc.set_threshold(STARTUP_THRESHOLD, *gc.get_threshold()[1:])
+        gc.set_threshold(STARTUP_GC_THRESHOLD, *gc.get_threshold()[1:])
         if any(name in sys.modules for name in (*REPLACED, *DERIVED)):
             from littrainer.redirection.already_imported import replace_early_imports
 
@@ -96,16 +91,16 @@ def _add_withdrawn_names_after_loading(spec: ModuleSpec) -> None:
 
     def execute_and_add(module: ModuleType) -> None:
         execute(module)
-        # transformers replaces the package object while it is loaded.
+        # The package object may have been replaced.
         add_withdrawn_names(sys.modules.get(PACKAGE, module))
 
     loader.exec_module = execute_and_add
 
 
 def add_withdrawn_names(package: ModuleType) -> None:
-    """Add the withdrawn names to a package object, by its class: transformers replaces it by others of that class.
+    """Add the withdrawn names to the class of a package object, since transformers replaces the object.
 
-    A module's own `__getattr__` would be called last, and that class has one that raises.
+    A module-level `__getattr__` would never be called after that of the class.
     """
     kind: Any = type(package)
     if kind is ModuleType or _HAS_WITHDRAWN_NAMES in vars(kind):
@@ -119,26 +114,23 @@ def add_withdrawn_names(package: ModuleType) -> None:
 
         return load_target(WITHDRAWN_FROM_PACKAGE[name])
 
-    def all_names(self: ModuleType) -> list[str]:
+    def list_names(self: ModuleType) -> list[str]:
         return [*names(self), *(WITHDRAWN_FROM_PACKAGE if self.__name__ == PACKAGE else ())]
 
     setattr(kind, _HAS_WITHDRAWN_NAMES, True)
-    kind.__getattr__, kind.__dir__ = look_up, all_names
+    kind.__getattr__, kind.__dir__ = look_up, list_names
 
 
 def restore_gc_threshold() -> None:
-    """Look for garbage as often as before the redirection, unless the script has set how often since then."""
-    if gc.get_threshold()[0] == STARTUP_THRESHOLD:
-        gc.set_threshold(_usual_threshold, *gc.get_threshold()[1:])
+    """Restore the threshold of the garbage collector, unless the script has set it."""
+    if gc.get_threshold()[0] == STARTUP_GC_THRESHOLD:
+        gc.set_threshold(_default_gc_threshold, *gc.get_threshold()[1:])
 
 
 def extend_to_children(environment: MutableMapping[str, str]) -> None:
-    """Set PYTHONPATH in `environment` so that the Python processes it starts are redirected.
-
-    The interpreter imports `sitecustomize` from the first folder of it.
-    """
-    before = environment.get("PYTHONPATH")
-    folders = [folder for folder in before.split(os.pathsep) if folder != STARTUP_FOLDER] if before else []
+    """Set PYTHONPATH in `environment`, so that Python processes import this package's `sitecustomize`."""
+    previous = environment.get("PYTHONPATH")
+    folders = [folder for folder in previous.split(os.pathsep) if folder != STARTUP_FOLDER] if previous else []
     if PACKAGE_ROOT not in folders and os.path.basename(PACKAGE_ROOT) not in ("site-packages", "dist-packages"):
         folders.append(PACKAGE_ROOT)
     environment["PYTHONPATH"] = os.pathsep.join([STARTUP_FOLDER, *folders])

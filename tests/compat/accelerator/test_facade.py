@@ -1,4 +1,4 @@
-"""What `trainer.accelerator` answers, and an Accelerator of accelerate's in its place."""
+"""`trainer.accelerator`, and accelerate's Accelerator in its place."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def facade(tmp_path: Path) -> AcceleratorFacade:
     return AcceleratorFacade(quiet_arguments(tmp_path))
 
 
-def test_the_facade_takes_torchs_wrappers_off_and_no_others(facade: AcceleratorFacade) -> None:
+def test_unwrap_model_unwraps_only_torchs_wrappers(facade: AcceleratorFacade) -> None:
     model = VectorClassifier()
 
-    class Own(torch.nn.Module):
+    class CustomWrapper(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.module = model
 
-    own = Own()
-    assert facade.unwrap_model(model) is model and facade.unwrap_model(own) is own
+    custom = CustomWrapper()
+    assert facade.unwrap_model(model) is model and facade.unwrap_model(custom) is custom
     assert facade.unwrap_model(torch.nn.DataParallel(model)) is model
     compiled: Any = torch.compile(torch.nn.DataParallel(model))
     assert facade.unwrap_model(compiled, keep_torch_compile=False) is model
@@ -55,7 +55,7 @@ def test_objects_are_prepared_once(tmp_path: Path) -> None:
     assert facade.free_memory(*prepared) == [None, None, None] and facade._optimizers == []
 
 
-def test_a_prepared_optimizer_leaves_a_step_with_infinite_gradients_out(facade: AcceleratorFacade) -> None:
+def test_a_prepared_optimizer_skips_a_step_with_nonfinite_gradients(facade: AcceleratorFacade) -> None:
     facade._scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = facade.prepare(torch.optim.SGD([weight], lr=1.0))
@@ -75,20 +75,18 @@ def test_a_prepared_optimizer_leaves_a_step_with_infinite_gradients_out(facade: 
     assert schedule.get_last_lr() == [0.5]
 
 
-def test_settings_of_batches_that_are_written_count_for_the_next_loader(tmp_path: Path) -> None:
+def test_changed_settings_of_batches_affect_the_next_loader(tmp_path: Path) -> None:
     trainer: Any = quiet_trainer(tmp_path, accelerator_config={"even_batches": False})
     settings = trainer.accelerator.dataloader_config
     assert trainer.accelerator.even_batches is settings.even_batches is False
     settings.dispatch_batches, settings.use_seedable_sampler = False, False
     loader = trainer.get_train_dataloader()
     assert loader.dispatches_streams is False and type(loader.sampler) is torch.utils.data.RandomSampler
-    # As in transformers, the arguments stay as they are: libraries compare them with the defaults.
+    # The arguments do not change, as in transformers.
     assert trainer.args.accelerator_config == AcceleratorConfig(even_batches=False)
 
 
-def test_the_accelerator_says_once_that_it_has_no_trackers_and_saves_no_registered_objects(
-    facade: AcceleratorFacade, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_methods_without_effect_warn_once(facade: AcceleratorFacade, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         facade.init_trackers("project", config={})
         facade.log({"loss": 1.0}, step=1)
@@ -96,31 +94,31 @@ def test_the_accelerator_says_once_that_it_has_no_trackers_and_saves_no_register
     assert [record.message for record in caplog.records] == list(WITHOUT_EFFECT.values())
 
 
-def in_a_training(facade: AcceleratorFacade, model: Any, **strategy: Any) -> AcceleratorFacade:
-    """The facade as it is while a strategy trains a wrapped model."""
+def set_training(facade: AcceleratorFacade, model: Any, **strategy: Any) -> AcceleratorFacade:
+    """Set a strategy and a wrapped model as in a training, and return the facade."""
     trainer = SimpleNamespace(strategy=SimpleNamespace(model=None, **strategy))
     facade.module = SimpleNamespace(trainer=trainer, owner=SimpleNamespace(model_wrapped=model))
     return facade
 
 
-def test_a_wrapper_that_knows_the_other_pieces_and_deepspeeds_engine_clip_themselves(tmp_path: Path) -> None:
+def test_gradients_of_fsdp_version_1_and_deepspeed_are_clipped_by_their_engines(tmp_path: Path) -> None:
     class Wrapper(torch.nn.Linear):
         def clip_grad_norm_(self, max_norm: float, norm_type: float) -> torch.Tensor:
             return torch.tensor([max_norm, norm_type])
 
     wrapper, other = Wrapper(2, 1), torch.nn.Parameter(torch.zeros(2))
     other.grad = torch.tensor([3.0, 4.0])
-    facade = in_a_training(AcceleratorFacade(quiet_arguments(tmp_path)), wrapper)
+    facade = set_training(AcceleratorFacade(quiet_arguments(tmp_path)), wrapper)
     assert facade.clip_grad_norm_(wrapper.parameters(), 0.5, 1).tolist() == [0.5, 1.0]
     assert facade.clip_grad_norm_([other], 1.0).item() == 5.0
     assert other.grad.norm().item() == pytest.approx(1.0)
     engine = SimpleNamespace(get_global_grad_norm=lambda: 2.5)
-    facade = in_a_training(facade, None, deepspeed_engine=engine)
+    facade = set_training(facade, None, deepspeed_engine=engine)
     assert facade.clip_grad_norm_([other], 0.1) == 2.5 and other.grad.norm().item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("version", "kind"), [(None, "GradScaler"), (1, "ShardedGradScaler"), (2, "GradScaler")])
-def test_version_1_of_fsdp_has_a_scaler_that_asks_all_processes(
+def test_version_1_of_fsdp_has_a_sharded_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None, kind: str
 ) -> None:
     plan = None if version is None else SimpleNamespace(version=version)
@@ -131,74 +129,72 @@ def test_version_1_of_fsdp_has_a_scaler_that_asks_all_processes(
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_gradients_of_deepspeeds_later_stages_are_never_held_back(tmp_path: Path, stage: int) -> None:
-    asked: list[str] = []
-    engine = SimpleNamespace(no_sync=lambda: nullcontext(asked.append("no_sync")))
+def test_no_sync_has_no_effect_from_deepspeed_stage_2(tmp_path: Path, stage: int) -> None:
+    calls: list[str] = []
+    engine = SimpleNamespace(no_sync=lambda: nullcontext(calls.append("no_sync")))
     args = quiet_arguments(tmp_path)
     args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
     with AcceleratorFacade(args).no_sync(engine):
-        assert asked == ["no_sync"] * (stage == 1)
+        assert calls == ["no_sync"] * (stage == 1)
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_nothing_of_the_accelerator_runs_at_a_step_that_nobody_looks_at(
+def test_a_step_does_not_read_the_gradient_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Trainer]
 ) -> None:
-    asked: list[str] = []
+    names: list[str] = []
 
-    def note(self: Any, name: str) -> Any:
-        asked.append(name)
-        return object.__getattribute__(self, name)
+    def record_access(instance: object, name: str) -> Any:
+        names.append(name)
+        return object.__getattribute__(instance, name)
 
     trainer = quiet_trainer(tmp_path, kind=kind, max_steps=5)
-    monkeypatch.setattr(type(trainer.accelerator.gradient_state), "__getattribute__", note)
+    monkeypatch.setattr(type(trainer.accelerator.gradient_state), "__getattribute__", record_access)
     trainer.train()
-    # What a script may have set for backward to divide by.
+    # Divisor of backward.
     allowed = {"num_steps", "plugin_kwargs"} if kind is StepwiseTrainer else {"plugin_kwargs"}
-    assert set(asked) == allowed
+    assert set(names) == allowed
 
 
-def test_a_facade_that_replaces_another_goes_on_with_what_fit_carries_out(tmp_path: Path) -> None:
+def test_a_facade_that_replaces_another_keeps_its_module(tmp_path: Path) -> None:
     trainer: Any = quiet_trainer(tmp_path)
     trainer.accelerator.module = module = object()
     trainer.accelerator = AcceleratorFacade(trainer.args)
     assert trainer.accelerator.module is module
 
 
-def with_accelerator(**settings: Any) -> type[Trainer]:
-    class Own(Trainer):
+def make_class_with_accelerator(**settings: Any) -> type[Trainer]:
+    class WithAccelerator(Trainer):
         def create_accelerator_and_postprocess(self) -> None:
             super().create_accelerator_and_postprocess()
             AcceleratorState._reset_state()
             self.accelerator = Accelerator(cpu=True, **settings)
 
-    return Own
+    return WithAccelerator
 
 
-def test_another_precision_than_the_arguments_ask_for_is_refused_at_construction(tmp_path: Path) -> None:
+def test_an_accelerator_with_a_different_precision_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"create_accelerator_and_postprocess .* has mixed_precision='bf16'"):
-        quiet_trainer(tmp_path, kind=with_accelerator(mixed_precision="bf16"))
+        quiet_trainer(tmp_path, kind=make_class_with_accelerator(mixed_precision="bf16"))
 
 
-def test_an_accelerator_in_float32_trains_in_it_whatever_the_arguments_say(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_accelerator_in_float32_overrides_the_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     losses = []
     _log_once.cache_clear()
     for settings, bf16 in (({}, True), ({}, False), ({"mixed_precision": "bf16"}, True)):
         set_seed(0)
-        trainer = quiet_trainer(tmp_path, kind=with_accelerator(**settings), bf16=bf16, max_steps=2)
+        trainer = quiet_trainer(tmp_path, kind=make_class_with_accelerator(**settings), bf16=bf16, max_steps=2)
         losses.append(trainer.train().training_loss)
     assert losses[0] == losses[1] != losses[2]
     assert ["bf16 of the arguments has no effect" in record.message for record in caplog.records] == [True]
 
 
-NAMES = table("member | what `trainer.accelerator` answers")
+MEMBERS = table("member | what `trainer.accelerator` answers")
 
 
-def test_each_member_of_the_table_is_there_or_says_why_not(facade: AcceleratorFacade) -> None:
+def test_each_member_of_the_table_exists_or_raises_with_an_alternative(facade: AcceleratorFacade) -> None:
     assert table("not offered | why, and what to do instead") == REFUSED
-    for name in NAMES:
+    for name in MEMBERS:
         getattr(facade, name)
     for name, reason in REFUSED.items():
         with pytest.raises(AttributeError) as caught:

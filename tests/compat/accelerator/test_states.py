@@ -1,4 +1,4 @@
-"""The state of the accelerator, and what it says about a model split between processes."""
+"""State, gradient state and layout of the accelerator."""
 
 from __future__ import annotations
 
@@ -48,15 +48,14 @@ print(json.dumps({
 
 
 @pytest.fixture(autouse=True)
-def state_of_its_own() -> Any:
+def reset_state() -> Any:
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_littrainer_trains_and_answers_without_accelerate(tmp_path: Path) -> None:
-    found = facts_of(WITHOUT_ACCELERATE, tmp_path)
-    assert found == {
+def test_littrainer_trains_without_accelerate(tmp_path: Path) -> None:
+    assert facts_of(WITHOUT_ACCELERATE, tmp_path) == {
         "state": [None, "trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate."],
         "kind": [True, "DistributedType.NO"],
         "facts": [1, True, "no"],
@@ -64,15 +63,15 @@ def test_littrainer_trains_and_answers_without_accelerate(tmp_path: Path) -> Non
     }
 
 
-def test_the_state_is_accelerates_own_where_accelerate_is_loaded(tmp_path: Path) -> None:
+def test_the_state_is_that_of_accelerate_if_it_is_loaded(tmp_path: Path) -> None:
     facade = AcceleratorFacade(quiet_arguments(tmp_path, bf16=True))
     assert isinstance(facade.state, AcceleratorState)
-    # Libraries make it anew without arguments.
+    # As in libraries.
     assert AcceleratorState().mixed_precision == "bf16" and AcceleratorState().deepspeed_plugin is None
     assert facade.distributed_type is DistributedType.NO and PartialState().num_processes == 1
 
 
-def test_a_state_of_another_precision_is_made_anew(tmp_path: Path) -> None:
+def test_a_state_with_a_different_precision_is_replaced(tmp_path: Path) -> None:
     first = AcceleratorFacade(quiet_arguments(tmp_path, bf16=True))
     second = AcceleratorFacade(quiet_arguments(tmp_path))
     assert second.state.mixed_precision == "no"
@@ -81,38 +80,36 @@ def test_a_state_of_another_precision_is_made_anew(tmp_path: Path) -> None:
     assert second.state.device == torch.device("cpu")
 
 
-def test_a_value_of_sync_gradients_that_is_set_holds_for_its_micro_batch(tmp_path: Path) -> None:
-    seen: list[bool] = []
+def test_sync_gradients_can_be_set_for_a_micro_batch(tmp_path: Path) -> None:
+    values: list[bool] = []
 
-    class Looking(Trainer):
+    class SyncRecorder(Trainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(self.accelerator.sync_gradients)
-            if len(seen) == 1:
+            values.append(self.accelerator.sync_gradients)
+            if len(values) == 1:
                 self.accelerator.gradient_state._set_sync_gradients(True)
                 assert self.accelerator.sync_gradients
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    quiet_trainer(tmp_path, kind=Looking, rows=16, gradient_accumulation_steps=2, max_steps=2).train()
-    assert seen == [False, True, False, True]
+    quiet_trainer(tmp_path, kind=SyncRecorder, rows=16, gradient_accumulation_steps=2, max_steps=2).train()
+    assert values == [False, True, False, True]
 
 
-def test_a_prepared_loader_that_a_script_goes_through_is_the_one_that_is_read(tmp_path: Path) -> None:
+def test_the_innermost_prepared_loader_is_the_active_dataloader(tmp_path: Path) -> None:
     accelerator = AcceleratorFacade(quiet_arguments(tmp_path))
     state = accelerator.gradient_state
     outer, inner = (accelerator.prepare(DataLoader(range(count), batch_size=2)) for count in (3, 5))
-    found: list[Any] = []
+    states: list[Any] = []
     for _ in outer:
-        found.append((state.active_dataloader is outer, state.end_of_dataloader, state.remainder))
+        states.append((state.active_dataloader is outer, state.end_of_dataloader, state.remainder))
         for _ in inner:
-            found.append((state.active_dataloader is inner, state.end_of_dataloader, state.remainder))
+            states.append((state.active_dataloader is inner, state.end_of_dataloader, state.remainder))
             break
-    assert found == [(True, False, 1), (True, False, 1), (True, True, 1), (True, False, 1)]
+    assert states == [(True, False, 1), (True, False, 1), (True, True, 1), (True, False, 1)]
     assert state.active_dataloader is None
 
 
-def test_a_sharded_model_and_a_layout_are_told_in_accelerates_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fsdp_and_layouts_are_converted_to_accelerates_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     args = quiet_arguments(tmp_path, fsdp=True, fsdp_config={"version": 2, "activation_checkpointing": True})
@@ -133,11 +130,11 @@ def test_a_sharded_model_and_a_layout_are_told_in_accelerates_words(
     assert facade.parallelism_config is real
 
 
-def test_replicas_of_split_layers_are_told_too_though_accelerate_builds_no_such_layout(
+def test_replicas_with_tensor_parallelism_are_converted_to_accelerates_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     facade = AcceleratorFacade(quiet_arguments(tmp_path, parallelism_config={"tp_size": 2, "dp_replicate_size": 2}))
-    found = facade.parallelism_config
-    assert (found.dp_replicate_size, found.dp_shard_size, found.tp_size, found.total_size) == (2, 1, 2, 4)
+    config = facade.parallelism_config
+    assert (config.dp_replicate_size, config.dp_shard_size, config.tp_size, config.total_size) == (2, 1, 2, 4)

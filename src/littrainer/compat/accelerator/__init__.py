@@ -1,4 +1,4 @@
-"""The accelerator of a Trainer, without accelerate."""
+"""Accelerator of a Trainer, without accelerate."""
 
 from littrainer.compat.accelerator.facade import AcceleratorFacade
 

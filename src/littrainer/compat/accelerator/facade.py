@@ -1,4 +1,4 @@
-"""The class of `trainer.accelerator`: the names that Trainer subclasses call, without accelerate."""
+"""Class of `trainer.accelerator`."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ logger = logging.getLogger(__name__)
 
 # Defaults of accelerate's GradientAccumulationPlugin.
 ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
-# Members that accelerate's PartialState has too, which is loaded when one of them is read.
-OF_PARTIAL_STATE = frozenset(
+# Members that are read from accelerate's PartialState.
+PARTIAL_STATE_MEMBERS = frozenset(
     (
         *("is_last_process", "use_distributed", "main_process_first", "local_main_process_first"),
         *("on_main_process", "on_local_main_process", "on_last_process", "on_process", "on_local_process"),
         "split_between_processes",
     )
 )
-# Member of accelerate's Accelerator -> why it is not offered, and what to do instead.
+# Unsupported member -> alternative.
 REFUSED: dict[str, str] = {
     "save": "call torch.save() or safetensors where trainer.args.should_save is set",
     "save_model": "call trainer.save_model()",
@@ -66,7 +66,7 @@ REFUSED: dict[str, str] = {
     "profile": 'profile with Trainer(lightning={"profiler": ...}), or with torch.profiler.profile() itself',
     "ddp_handler": "Lightning's strategy sets DistributedDataParallel up; see ddp_find_unused_parameters",
 }
-# Method that has no effect here, nor in transformers' Trainer -> what is logged once.
+# Method without effect, as in transformers' Trainer -> warning.
 WITHOUT_EFFECT: dict[str, str] = {
     "init_trackers": "The accelerator of a Trainer has no trackers to set up; choose them with report_to=[...].",
     "log": "accelerator.log() reaches no tracker of a Trainer; call trainer.log() instead.",
@@ -76,10 +76,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 
 class AcceleratorFacade:
-    """The accelerator of a Trainer and its subclasses; docs/api/compatibility.md lists its members.
-
-    Methods have the parameters of accelerate's Accelerator. The training arguments give device and ranks.
-    """
+    """Substitute for accelerate's Accelerator; docs/api/compatibility.md lists its members."""
 
     split_batches = DelegatedAttribute("dataloader_config")
     dispatch_batches = DelegatedAttribute("dataloader_config")
@@ -87,28 +84,28 @@ class AcceleratorFacade:
     use_seedable_sampler = DelegatedAttribute("dataloader_config")
     non_blocking = DelegatedAttribute("dataloader_config")
     step_scheduler_with_optimizer = True
-    # Whether this micro-batch is the last of its optimizer step.
+    # True in the last micro-batch of an optimizer step.
     sync_gradients = DelegatedAttribute("gradient_state")
-    # The module that fit trains; None outside training.
+    # LightningModule of the training; None outside training.
     module = property(attrgetter("_running.module"), lambda self, module: setattr(self._running, "module", module))
     evaluated_loader = DelegatedAttribute("_running")
 
     def __init__(self, args: TrainingArguments):
         self._args = args
         config: Any = AcceleratorConfig.from_argument(args.accelerator_config)
-        # A copy, as in accelerate: libraries write it, and the arguments stay as they are.
+        # A copy, since libraries write to it.
         self.dataloader_config: Any = SimpleNamespace(**vars(config), data_seed=args.data_seed)
         self._running = SimpleNamespace(module=None, evaluated_loader=None)
         self.step = 0
         self._optimizers: list[PreparedOptimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
-        # Samples in the last batch of an evaluation if the batch is not full; set by the evaluation.
+        # Samples in an incomplete last batch; set by evaluations.
         self.samples_in_last_batch: int | None = None
-        given = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
-        # The Trainer accumulates, so `num_steps` is 1; of the other settings those count that differ from the defaults.
-        settings = {name: value for name, value in given.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
+        kwargs = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
+        # `num_steps` is 1, since the Trainer accumulates.
+        settings = {name: value for name, value in kwargs.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
         self.gradient_state = GradientView(self._running, {**settings, "num_steps": 1})
-        # Libraries make accelerate's state again, in callbacks for instance, and expect it to be set up.
+        # Libraries expect accelerate's state.
         shared_accelerator_state(args)
 
     # ---- Processes ---------------------------------------------------------------------------------------------------
@@ -123,46 +120,47 @@ class AcceleratorFacade:
     distributed_type = property(lambda self: distributed_type(self._args))
 
     def wait_for_everyone(self) -> None:
-        """Wait for all processes; a RuntimeError says if they have no process group to wait in."""
+        """Wait for all processes; raise RuntimeError without a process group."""
         if self._args.world_size > 1:
             self._args._barrier("wait_for_everyone")()
 
     def print(self, *values: Any, **kwargs: Any) -> None:
-        """Print once on each node."""
+        """Print in the first process of each node."""
         if self.is_local_main_process:
             print(*values, **kwargs)
 
     def end_training(self) -> None:
-        """Leave the process group, if there is one."""
+        """Destroy the process group, if it exists."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     # ---- Collectives -------------------------------------------------------------------------------------------------
 
     def gather(self, tensor: Any) -> Any:
-        """Return the values of all processes."""
+        """Return the tensors of all processes."""
         return collectives.gather_across_processes(tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Pad tensors to the longest one of all processes."""
+        """Pad tensors to the longest tensor of all processes."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return nested tensors reduced by `sum`, `mean` or `max`; `scale` counts on TPUs only, as in accelerate."""
+        """Reduce nested tensors by `sum`, `mean` or `max`; `scale` is for TPUs."""
         return collectives.reduce_across_processes(tensor, reduction)
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
-        """Read the loader of an evaluation while the block runs."""
-        outer, self.evaluated_loader = self.evaluated_loader, loader
+        """Set `evaluated_loader` within the block."""
+        outer = self.evaluated_loader
+        self.evaluated_loader = loader
         try:
             yield
         finally:
             self.evaluated_loader = outer
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather without samples that only fill the last batch; what holds more than tensors is gathered as objects."""
-        rows = self._rows_that_count()
+        """Gather tensors or objects, without the samples that pad the last batch."""
+        rows = self._count_rows()
         if rows is None and collectives.get_world_size() == 1:
             return input_data
         copies = tensor_parallel_size(self._args)
@@ -175,13 +173,13 @@ class AcceleratorFacade:
         return data if rows is None else truncate_nested(data, rows)
 
     def gather_each_sample(self, tensor: Any) -> Any:
-        """Gather one copy of each sample that several processes have predicted together."""
+        """Gather each sample once if tensor-parallel processes predict it together."""
         return collectives.gather_across_processes(tensor, tensor_parallel_size(self._args))
 
-    def _rows_that_count(self) -> int | None:
+    def _count_rows(self) -> int | None:
         if self.evaluated_loader is not None or self.samples_in_last_batch is not None:
             return self.samples_in_last_batch
-        # In training all micro-batches of the last window count as many rows as the last has, as in transformers.
+        # As in transformers, for all micro-batches of the last window.
         state = self.gradient_state
         return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
 
@@ -189,7 +187,7 @@ class AcceleratorFacade:
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """The divisor of `backward`: 1, since the Trainer accumulates, unless a script sets it."""
+        """Return the divisor of `backward`, 1 unless a script sets it."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -198,27 +196,27 @@ class AcceleratorFacade:
 
     @property
     def mixed_precision(self) -> str:
-        """The precision of the forward pass: `no`, `bf16` or `fp16`."""
+        """Return the precision of the forward pass: `no`, `bf16` or `fp16`."""
         return self._args.mixed_precision
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The GradScaler of fp16; None in any other precision, and on a CPU."""
-        # A training has its own before the first step.
+        """Return the GradScaler of fp16 on a GPU; else None."""
+        # A training sets its scaler before the first step.
         if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
-            self._scaler = _new_scaler(self._args)
+            self._scaler = _create_scaler(self._args)
         return self._scaler
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last step of an optimizer was left out, since gradients of fp16 were not finite."""
+        """Return whether the last optimizer step was skipped for non-finite gradients of fp16."""
         plugin = None if self.module is None else self.module.trainer.precision_plugin
         if getattr(plugin, "step_was_skipped", False):
             return True
-        return bool(self._optimizers) and any(known.step_was_skipped for known in self._optimizers)
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
-        """Return the context in which the model's forward computes, which AutocastKwargs may switch off."""
+        """Return the autocast context of the model's forward; AutocastKwargs may disable it."""
         dtype = get_autocast_dtype(self._args)
         if dtype is None:
             return nullcontext()
@@ -226,44 +224,43 @@ class AcceleratorFacade:
         return torch.autocast(self._args.device.type, dtype=dtype, **settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Call backward, in a script's `training_step` through Lightning's precision plugin and strategy."""
+        """Compute gradients, in a training through Lightning's precision plugin and strategy."""
         kwargs.pop("learning_rate", None)
         if self.gradient_accumulation_steps != 1:
             loss = loss / self.gradient_accumulation_steps
         if self.module is not None and not self.module.automatic_optimization:
             self.module.manual_backward(loss, **kwargs)
         else:
-            # A further backward pass in automatic optimization, or a backward pass outside of training.
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Divide the scale of fp16 out of the gradients of optimizers, by default of all, unless that is done."""
+        """Unscale the fp16 gradients of optimizers, by default of all."""
         if self.scaler is None:
             return
-        own = None if self.module is None else self.module.trainer.optimizers[0]
+        main = None if self.module is None else self.module.trainer.optimizers[0]
         if optimizer is None:
-            optimizer = [*([] if own is None else [own]), *self._optimizers]
+            optimizer = [*([] if main is None else [main]), *self._optimizers]
         for scaled in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
             if isinstance(scaled, PreparedOptimizer):
                 scaled.unscale(scaled.optimizer)
-            elif scaled is own:
+            elif scaled is main:
                 self.module.trainer.precision_plugin.unscale(scaled)
             else:
                 self.scaler.unscale_(scaled)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Clip gradients by their norm, of all shards, and return the norm they had; DeepSpeed clips by itself."""
+        """Clip gradients and return their norm; DeepSpeed has clipped them already."""
         strategy: Any = None if self.module is None else self.module.trainer.strategy
         engine = getattr(strategy, "deepspeed_engine", None)
         if engine is not None:
             return engine.get_global_grad_norm()
         self.unscale_gradients()
-        given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # With version 1 of FSDP each process has pieces of parameters, and their wrapper sums over the processes.
+        tensors: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # The wrapper of FSDP version 1 reduces the norm over the processes.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
+            if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, tensors)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
-        return clip_gradient_norm(given, max_norm, norm_type)
+        return clip_gradient_norm(tensors, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each gradient to the range from `-clip_value` to `clip_value`."""
@@ -271,20 +268,21 @@ class AcceleratorFacade:
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        """Return a context in which several processes do not exchange the gradients of a model."""
-        # A Trainer imports this file, and Lightning only when it trains.
+        """Return a context without gradient synchronization of a model."""
+        # Imports Lightning, which a Trainer needs only to train.
         from littrainer.strategies.single_device import disable_gradient_sync
 
         plugin = self._args.deepspeed_plugin
-        # From stage 2 on DeepSpeed shards gradients as they are computed.
+        # From stage 2 DeepSpeed shards gradients during backward.
         return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else disable_gradient_sync(model)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Run a micro-batch of a script's own accumulation over `gradient_accumulation_steps` micro-batches."""
+        """Run a micro-batch of a script's accumulation over `gradient_accumulation_steps` micro-batches."""
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
-            self.step, state.sync_gradients = 0, True
+            self.step = 0
+            state.sync_gradients = True
         else:
             self.step += 1
             state.sync_gradients = self.step % state.num_steps == 0
@@ -297,25 +295,25 @@ class AcceleratorFacade:
     # ---- Preparing ---------------------------------------------------------------------------------------------------
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Prepare loaders, models, optimizers and schedules, in any order; anything else is returned as it is."""
+        """Prepare loaders, models, optimizers and schedules in any order."""
         methods = (
             (DataLoader, self.prepare_data_loader),
             (nn.Module, self.prepare_model),
             (torch.optim.Optimizer, self.prepare_optimizer),
         )
         prepared = list(objects)
-        for place, given in enumerate(objects):
-            method: Any = next((method for kind, method in methods if isinstance(given, kind)), None)
+        for position, item in enumerate(objects):
+            method: Any = next((method for kind, method in methods if isinstance(item, kind)), None)
             if method is not None:
-                prepared[place] = method(given, device_placement=device_placement)
-        # A schedule looks for its optimizer among the prepared optimizers.
-        prepared = [self.prepare_scheduler(found) if isinstance(found, LRScheduler) else found for found in prepared]
+                prepared[position] = method(item, device_placement=device_placement)
+        # Schedules need the prepared optimizers.
+        prepared = [self.prepare_scheduler(item) if isinstance(item, LRScheduler) else item for item in prepared]
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Move a model to this process's device, in mixed precision and compiled if the arguments say so."""
+        """Set up device, mixed precision, DDP and compilation of a model."""
         args = self._args
         if has_deepspeed(args) and not evaluation_mode:
             _refuse_second_engine(model)
@@ -339,7 +337,7 @@ class AcceleratorFacade:
     def prepare_data_loader(
         self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> DataLoader:
-        """Return a loader of this process's shard of the data, with the order and the prefetch of the Trainer's."""
+        """Return a loader of this process's shard of the data."""
         settings = self.dataloader_config
         prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, PrefetchLoader):
@@ -351,24 +349,24 @@ class AcceleratorFacade:
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> PreparedOptimizer:
-        """Return an optimizer that steps and clears its gradients with the Trainer's optimizer steps."""
+        """Return an optimizer that steps with the Trainer's optimizer steps."""
         prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else PreparedOptimizer(optimizer, self)
-        if not any(prepared is known for known in self._optimizers):
+        if not any(prepared is optimizer for optimizer in self._optimizers):
             self._optimizers.append(prepared)
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """Return a schedule that steps with the prepared optimizer it drives."""
+        """Return a schedule that steps with its prepared optimizer."""
         if not isinstance(scheduler, PreparedScheduler):
             driven = getattr(scheduler, "optimizer", None)
-            own = [known for known in self._optimizers if driven is known or driven is known.optimizer]
-            scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)
+            matches = [prepared for prepared in self._optimizers if driven in (prepared, prepared.optimizer)]
+            scheduler = PreparedScheduler(scheduler, matches or list(self._optimizers), self)
         return scheduler
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
-        """Return the user's model inside data-parallel wrappers."""
+        """Return the user's model, by default with `torch.compile`'s wrapper."""
         if is_compiled(model):
             inner: Any = self.unwrap_model(model._orig_mod, keep_fp32_wrapper, keep_torch_compile)  # type: ignore[arg-type]
             if not keep_torch_compile:
@@ -383,7 +381,7 @@ class AcceleratorFacade:
         return model
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget prepared optimizers and empty the device's cache; return a None to assign to each object."""
+        """Release prepared optimizers and the device's cache; return a None for each object."""
         self._optimizers.clear()
         free_memory()
         return [None] * len(objects)
@@ -391,7 +389,7 @@ class AcceleratorFacade:
     clear = free_memory
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the state dict under the names of the user's model; of a sharded model, in the first process alone."""
+        """Return the state dict with the user's names; of a sharded model, only in the main process."""
         consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
         plugin = self._args.deepspeed_plugin
         if consolidated is not None and plugin is not None and plugin.zero_stage == 3:
@@ -404,32 +402,32 @@ class AcceleratorFacade:
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """DeepSpeed's configuration, if it carries the training out; else None."""
+        """Return DeepSpeed's plugin, if DeepSpeed runs the training; else None."""
         return self._args.deepspeed_plugin
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether the model is sharded by version 2 of FSDP."""
+        """Return whether FSDP version 2 shards the model."""
         plan = get_sharding_plan(self._args)
         return plan is not None and plan.version == 2 and self._args.world_size > 1
 
     @property
     def parallelism_config(self) -> Any:
-        """The argument `parallelism_config` as accelerate's ParallelismConfig; None for nothing."""
+        """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None without a layout."""
         return build_parallelism_config(self._args)
 
     @property
     def state(self) -> Any:
-        """accelerate's AcceleratorState, which is loaded when it is first read."""
-        found = shared_accelerator_state(self._args, load=True)
-        if found is None:
+        """Return accelerate's AcceleratorState, loaded on first access."""
+        state = shared_accelerator_state(self._args, load=True)
+        if state is None:
             raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
-        return found
+        return state
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in OF_PARTIAL_STATE:
+        if name in PARTIAL_STATE_MEMBERS:
             state = self._args.distributed_state
             if state is None:
                 raise ImportError(f"trainer.accelerator.{name} is accelerate's: pip install accelerate.")
@@ -447,11 +445,11 @@ class AcceleratorFacade:
 _log_once = functools.cache(logger.warning)
 
 
-def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
+def _create_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
     plan = get_sharding_plan(args)
     if plan is None or plan.version > 1:
         return torch.amp.GradScaler(args.device.type)
-    # Gradients of version 1 of FSDP do not say that they are shards, so the scaler reduces over all processes.
+    # Gradients of FSDP version 1 are shards.
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     return ShardedGradScaler(args.device.type)
@@ -471,9 +469,8 @@ def _refuse_second_engine(model: nn.Module) -> None:
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
 
 
-# Attribute that would change a training and that Lightning does not take -> what to do instead, and whether the
-# arguments say the same, so that nothing is lost.
-NOT_TAKEN: dict[str, tuple[str, Callable[[Any], bool]]] = {
+# Attribute that would be ignored -> alternative, and whether the arguments already have it.
+UNSUPPORTED_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_plugin": ("set deepspeed to its configuration", has_deepspeed),
     "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: get_sharding_plan(args) is not None),
     "parallelism_config": ("set parallelism_config", lambda args: get_process_layout(args).is_given),
@@ -485,49 +482,50 @@ NOT_TAKEN: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def wrap_accelerator(new: Any, args: TrainingArguments, current: Any) -> Any:
-    """Return what a script has set as `accelerator`, in place of the current facade; accelerate's becomes a facade.
+    """Return the facade for an accelerator that a script has set.
 
     Raises:
-        NotImplementedError: it has a part that Lightning does not take.
-        ValueError: it computes in another precision than the arguments say.
+        NotImplementedError: settings would be ignored.
+        ValueError: its precision differs from that of the arguments.
     """
     if is_a(new, "accelerator"):
-        _refuse_loss_of_settings(new, args)
+        _check_settings(new, args)
         facade = AcceleratorFacade(args)
         facade.dataloader_config = new.dataloader_config
         facade.gradient_state.plugin_kwargs = dict(new.gradient_state.plugin_kwargs)
         facade.step_scheduler_with_optimizer = new.step_scheduler_with_optimizer
         new = facade
     if isinstance(new, AcceleratorFacade) and isinstance(current, AcceleratorFacade):
-        new.module, new._scaler = current.module, current._scaler
+        new.module = current.module
+        new._scaler = current._scaler
         new.samples_in_last_batch = current.samples_in_last_batch
     return new
 
 
-def _refuse_loss_of_settings(given: Any, args: TrainingArguments) -> None:
-    where = "trainer.accelerator, as create_accelerator_and_postprocess or a script has set it"
-    if type(given).__module__.partition(".")[0] != "accelerate":
+def _check_settings(accelerator: Any, args: TrainingArguments) -> None:
+    origin = "trainer.accelerator, as create_accelerator_and_postprocess or a script has set it"
+    if type(accelerator).__module__.partition(".")[0] != "accelerate":
         raise NotImplementedError(
-            f"{where}, is a {type(given).__name__}, a subclass of accelerate's Accelerator: littrainer trains on "
-            "Lightning and would call none of its methods. Override the methods of the Trainer that call them."
+            f"{origin}, is a {type(accelerator).__name__}, a subclass of accelerate's Accelerator: littrainer trains "
+            "on Lightning and would call none of its methods. Override the methods of the Trainer that call them."
         )
-    lost = [
-        f"{name} ({instead})"
-        for name, (instead, is_in_arguments) in NOT_TAKEN.items()
+    unsupported = [
+        f"{name} ({alternative})"
+        for name, (alternative, is_in_arguments) in UNSUPPORTED_SETTINGS.items()
         if not is_in_arguments(args)
-        if getattr(given.state, name, None) is not None or getattr(given, name, None) is not None
+        if getattr(accelerator.state, name, None) is not None or getattr(accelerator, name, None) is not None
     ]
-    if lost:
-        raise NotImplementedError(f"{where}, has what littrainer's Lightning does not take: {', '.join(lost)}.")
-    if given.mixed_precision == "no" != args.mixed_precision and not has_deepspeed(args):
+    if unsupported:
+        raise NotImplementedError(f"{origin}, has what littrainer's Lightning does not take: {', '.join(unsupported)}.")
+    if accelerator.mixed_precision == "no" != args.mixed_precision and not has_deepspeed(args):
         _log_once(
-            f"{where}, computes in float32, and so does the training: {args.mixed_precision} of the arguments has no "
+            f"{origin}, computes in float32, and so does the training: {args.mixed_precision} of the arguments has no "
             "effect. Pass mixed_precision=self.args.mixed_precision to Accelerator for it."
         )
         args.mixed_precision = "no"
-    if given.mixed_precision != args.mixed_precision:
+    if accelerator.mixed_precision != args.mixed_precision:
         raise ValueError(
-            f"{where}, has mixed_precision={given.mixed_precision!r}, and the arguments ask for "
+            f"{origin}, has mixed_precision={accelerator.mixed_precision!r}, and the arguments ask for "
             f"{args.mixed_precision!r}. Pass mixed_precision=self.args.mixed_precision to Accelerator, or set bf16 or "
             "fp16 to what it computes in."
         )

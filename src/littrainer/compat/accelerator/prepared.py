@@ -1,4 +1,4 @@
-"""Optimizers and schedules of a script that `accelerator.prepare` returns: they step with the Trainer's steps."""
+"""Optimizers and schedules that `accelerator.prepare` returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from littrainer.optim.stepping import GradScalerMixin, OptimizerWrapper
 
 
 class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
-    """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step."""
+    """Optimizer that steps and clears gradients only at the last micro-batch of an optimizer step."""
 
     _is_accelerate_prepared = True
 
@@ -20,7 +20,7 @@ class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The GradScaler of fp16; None in any other precision."""
+        """Return the GradScaler of fp16; None in any other precision."""
         return self.accelerator.scaler
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -28,7 +28,7 @@ class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
         self.optimizer.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, at the last micro-batch of an optimizer step."""
+        """Clear the gradients at the last micro-batch of an optimizer step."""
         if self.accelerator.sync_gradients:
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
@@ -48,7 +48,7 @@ class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
 
 
 class PreparedScheduler:
-    """A schedule that steps with the optimizer steps that its prepared optimizers took."""
+    """Schedule that steps when its prepared optimizers have stepped."""
 
     _is_accelerate_prepared = True
 
@@ -63,7 +63,7 @@ class PreparedScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step if the optimizers have stepped; once for each process, unless batches are split between them."""
+        """Step if the optimizers have stepped: once per process, unless batches are split over the processes."""
         if not self.accelerator.sync_gradients:
             if self.accelerator.gradient_state.adjust_scheduler:
                 self.scheduler._step_count += 1
@@ -71,6 +71,6 @@ class PreparedScheduler:
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
         for _ in range(1 if self.accelerator.split_batches else self.accelerator.num_processes):
-            # A schedule of fixed length refuses to step beyond it.
+            # A schedule of fixed length raises an error beyond it.
             if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
                 self.scheduler.step(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The `state` and `gradient_state` of an accelerator."""
+"""`state` and `gradient_state` of an accelerator."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def build_parallelism_config(args: TrainingArguments) -> Any:
-    """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None for nothing."""
-    given: Any = args.parallelism_config
-    if given is not None and not isinstance(given, Mapping):
-        return given
+    """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None without a layout."""
+    config: Any = args.parallelism_config
+    if config is not None and not isinstance(config, Mapping):
+        return config
     layout = get_process_layout(args)
     if not layout.is_given:
         return None
     from accelerate import ParallelismConfig
 
-    made = ParallelismConfig(dp_replicate_size=1, dp_shard_size=layout.shards, tp_size=layout.tensor_parallel)
-    # Set afterwards, since the constructor refuses replicas of layers that are split, which train here.
-    made._set_size("dp_replicate", layout.replicas)
-    return made
+    config = ParallelismConfig(dp_replicate_size=1, dp_shard_size=layout.shards, tp_size=layout.tensor_parallel)
+    # The constructor rejects replicas with tensor parallelism.
+    config._set_size("dp_replicate", layout.replicas)
+    return config
 
 
 class DelegatedAttribute:
-    """An attribute that is read from and written to another object, which is an attribute too."""
+    """Descriptor that reads and writes an attribute of another attribute's object."""
 
     def __init__(self, holder: str) -> None:
         self.holder = holder
@@ -49,10 +49,7 @@ class DelegatedAttribute:
 
 
 def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:
-    """Return accelerate's AcceleratorState of the process, set up with these arguments, since libraries read it.
-
-    None if accelerate is not loaded and `load` is false, or if it would wait for processes that have no group yet.
-    """
+    """Return accelerate's AcceleratorState, set up with these arguments; None if it cannot be set up now."""
     if partial_state(args, load) is None:
         return None
     accelerator_state: Any = sys.modules["accelerate.state"].AcceleratorState
@@ -66,57 +63,57 @@ def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any
     if not shared:
         from accelerate.utils import TorchDynamoPlugin
 
-        made = accelerator_state(
+        state = accelerator_state(
             mixed_precision=args.mixed_precision,
             cpu=args.device.type == "cpu",
             dynamo_plugin=TorchDynamoPlugin(),
             _from_accelerator=True,
         )
         if has_deepspeed(args):
-            made.deepspeed_plugins = args.deepspeed_plugin
+            state.deepspeed_plugins = args.deepspeed_plugin
         plan = get_sharding_plan(args)
         if plan is not None:
             from accelerate import FullyShardedDataParallelPlugin
 
-            made.fsdp_plugin = FullyShardedDataParallelPlugin(**get_fsdp_plugin_keywords(plan))
-            made.distributed_type = distributed_type(args)
-        made.parallelism_config = build_parallelism_config(args)
-        return made
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**get_fsdp_plugin_keywords(plan))
+            state.distributed_type = distributed_type(args)
+        state.parallelism_config = build_parallelism_config(args)
+        return state
     return accelerator_state()
 
 
-def _state_of_accelerate() -> Any:
-    """Return the gradient state of a script's own Accelerator; None if there is none."""
+def _get_accelerate_gradient_state() -> Any:
+    """Return the gradient state of a script's Accelerator; None without an Accelerator."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return state() if state is not None and state._shared_state else None
 
 
 class GradientView:
-    """The state of a training within the window of an optimizer step, computed when it is read.
+    """Gradient state of a training, computed on access.
 
     Parameters:
-        running: has `module`, which fit trains, and `evaluated_loader`; None each outside of that.
-        plugin_kwargs: settings of the accumulation that differ from accelerate's defaults.
+        running: holder of `module`, None outside fit, and `evaluated_loader`, None outside evaluations.
+        plugin_kwargs: accumulation settings that differ from accelerate's defaults.
     """
 
     def __init__(self, running: Any, plugin_kwargs: dict[str, Any]):
         self._running = running
         self.plugin_kwargs = plugin_kwargs
-        # A value that was set, and the micro-batch that it holds for.
-        self._set_in: tuple[Any, bool] | None = None
+        # Micro-batch and value of the last set `sync_gradients`.
+        self._override: tuple[Any, bool] | None = None
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the current micro-batch is the last one of its optimizer step."""
+        """Return whether the current micro-batch is the last in its optimizer step."""
         micro_batch = self._micro_batch
-        if self._set_in is not None and self._set_in[0] is micro_batch:
-            return self._set_in[1]
+        if self._override is not None and self._override[0] is micro_batch:
+            return self._override[1]
         return micro_batch is None or micro_batch.closes_window
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        self._set_in = (self._micro_batch, value)
-        if (shared := _state_of_accelerate()) is not None:
+        self._override = (self._micro_batch, value)
+        if (shared := _get_accelerate_gradient_state()) is not None:
             shared._set_sync_gradients(value)
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
@@ -127,29 +124,28 @@ class GradientView:
         module = self._running.module
         return None if module is None else module.micro_batch
 
-    # The divisor of `accelerator.backward`; 1 unless a script has set it.
+    # Divisor of `accelerator.backward`.
     num_steps = property(lambda self: self.plugin_kwargs.get("num_steps", 1))
-    # Whether a prepared schedule counts the micro-batches at which it does not step.
+    # True lets prepared schedules count micro-batches without a step.
     adjust_scheduler = property(lambda self: self.plugin_kwargs.get("adjust_scheduler", False))
-    # Whether the last batch of a loader ends an accumulation that a script does itself.
+    # True ends a script's accumulation at the last batch of a loader.
     sync_with_dataloader = property(lambda self: self.plugin_kwargs.get("sync_with_dataloader", True))
 
     @property
     def active_dataloader(self) -> Any:
-        """The loader that is being read: an evaluation's, else a script's own, else that of the training."""
+        """Return the loader being read: of an evaluation, else of a script, else of the training."""
         running = self._running
         if running.evaluated_loader is not None:
             return running.evaluated_loader
-        own = current_loader()
-        if own is not None:
-            return own
-        if running.module is None and (shared := _state_of_accelerate()) is not None:
+        loader = current_loader()
+        if loader is not None:
+            return loader
+        if running.module is None and (shared := _get_accelerate_gradient_state()) is not None:
             return shared.active_dataloader
         run = None if running.module is None else running.module.run
         return None if run is None or run.is_between_epochs else run.windows.loader
 
     in_dataloader = property(lambda self: self.active_dataloader is not None)
-    # Whether the loader that is being read has handed out its last batch.
     end_of_dataloader = property(lambda self: getattr(self.active_dataloader, "end_of_dataloader", False))
-    # Samples in the last, incomplete batch of all processes; 0 if it is complete, -1 if this is not known.
+    # Samples in the last, incomplete batch of all processes; 0 if complete, -1 if unknown.
     remainder = property(lambda self: getattr(self.active_dataloader, "remainder", -1))

@@ -1,6 +1,6 @@
-"""Redirects the Python processes that a redirected script starts.
+"""Redirection of the Python processes that a redirected script starts.
 
-The interpreter imports this file by its name at start-up, because its folder is first in PYTHONPATH.
+The interpreter imports this file at startup, because its folder is first in PYTHONPATH.
 """
 
 import os
@@ -8,12 +8,12 @@ import sys
 
 
 def _run_shadowed() -> None:
-    """Run the sitecustomize that would have run without this file."""
+    """Run the sitecustomize that this file shadows."""
     from importlib.machinery import PathFinder
 
     ours = os.path.join("littrainer", "redirection", "startup")
-    others = [folder for folder in sys.path if not folder.endswith(ours)]
-    spec = PathFinder.find_spec("sitecustomize", others)
+    folders = [folder for folder in sys.path if not folder.endswith(ours)]
+    spec = PathFinder.find_spec("sitecustomize", folders)
     if spec is not None and spec.loader is not None:
         import importlib.util
 
@@ -28,7 +28,7 @@ if sys.version_info >= (3, 10):  # noqa: UP036 - the interpreters that a script 
 
         install()
     except ImportError:
-        # An interpreter of another environment, which has no littrainer.
+        # Interpreter of an environment without littrainer.
         pass
     except Exception as error:
         sys.stderr.write(f"littrainer: transformers' Trainer is not redirected in this process: {error!r}\n")
