@@ -27,9 +27,9 @@ from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
 from littrainer.checkpoint.manager import SavedTraining
-from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, state_io_for
-from littrainer.checkpoint.weights import log_names_that_differ
-from littrainer.checkpoint.writer import write_companions
+from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, choose_state_io
+from littrainer.checkpoint.weights import log_key_mismatch
+from littrainer.checkpoint.writer import write_tokenizer_and_args
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
@@ -544,7 +544,7 @@ class OverridePoints:
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
-        write_companions(folder, self.args, self._written_processing_class())
+        write_tokenizer_and_args(folder, self.args, self._written_processing_class())
 
     def _written_processing_class(self: Any) -> Any:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
@@ -553,7 +553,7 @@ class OverridePoints:
         return search_trial.output_dir_of(self, trial)
 
     def _storage(self: Any) -> FullStateIO:
-        return state_io_for(
+        return choose_state_io(
             TrainingObjects(
                 self.args,
                 self.model,
@@ -608,12 +608,12 @@ class OverridePoints:
         self._storage().load_model(given, Path(resume_from_checkpoint), to_resume=True)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
-        log_names_that_differ(load_result)
+        log_key_mismatch(load_result)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self._storage().load_optimizer(Path(checkpoint))
-            reader.load_schedule(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
+            reader.load_scheduler(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -636,7 +636,7 @@ class OverridePoints:
         logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
         held = self._storage()
-        if held.holds_weights(folder):
+        if held.has_weights(folder):
             held.load_model(self.model, folder, to_resume=False)
         else:
             logger.warning(

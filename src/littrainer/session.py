@@ -18,15 +18,15 @@ from littrainer.callbacks.handler import notify_of_failure
 from littrainer.checkpoint.distributed_resume import (
     AUTO,
     READ_BY,
-    checkpoint_for_all,
-    needed_to_resume,
-    resumed_after_restart,
+    choose_checkpoint,
+    find_restart_checkpoint,
+    get_required_files,
 )
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_state
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
-from littrainer.checkpoint.store import store_of
+from littrainer.checkpoint.run_record import describe_run, write_run_record
+from littrainer.checkpoint.store import get_store
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.data.loaders import warn_of_another_loader
 from littrainer.distributed.collectives import raise_on_all_ranks
@@ -258,7 +258,7 @@ def train(
         Watchdog(trainer.args, lambda: trainer.state, functools.partial(_looked_at, trainer.session)),
     ):
         if trial is None:
-            resume_from_checkpoint = resumed_after_restart(resume_from_checkpoint, trainer.args.output_dir)
+            resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
@@ -276,7 +276,7 @@ def _recorded(trainer: Any, folder: Path) -> Iterator[None]:
     # A record that cannot be read is not put back.
     with contextlib.suppress(OSError):
         before = record.read_bytes()
-    session.checkpoints.facts = facts_of_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
+    session.checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
     write_run_record(trainer.args, folder, session.checkpoints.facts)
     try:
         yield
@@ -307,7 +307,7 @@ def _train_from(
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
             # So far it was left where it is, to be cast by an evaluation.
             trainer._move_model_to_device(trainer.model, args.device)
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
+        checkpoint = choose_checkpoint(resume_from_checkpoint, args, get_required_files(trainer._own_methods(*READ_BY)))
         memory = trainer.session.memory
         with trainer.update_guard, memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
@@ -346,7 +346,7 @@ def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
     session.checkpoints.wait()
     session.run.step.drain_flag_sync()
     found = session.health.roll_back(fault, session.run.plan.without_windows(1, trainer.args).max_steps)
-    checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
+    checkpoint = choose_checkpoint(found, trainer.args, get_required_files(trainer._own_methods(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Gradients that were unscaled for a step that is not taken.
@@ -391,7 +391,7 @@ def train_with_batch_size(
     run.prepare_state()
     with raise_on_all_ranks(f"looking into {run.folder}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
-        store_of(run.folder).refuse_folders_of_others(steps)
+        get_store(run.folder).refuse_foreign_folders(steps)
     run.announce()
     if run.epochs_left > 0:
         fit(trainer, run)

@@ -21,8 +21,8 @@ from littrainer.callbacks.lightning_callbacks import add_lightning_callback, has
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.remote import send_files
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
+from littrainer.checkpoint.remote import upload_files
+from littrainer.checkpoint.run_record import describe_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
@@ -655,13 +655,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         storage = self._storage()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
-        write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
+        write = storage.save_checkpoint_model if is_of_checkpoint else storage.save_model
         with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)
         if not is_of_checkpoint and self.args.should_save:
-            send_files(folder)
+            upload_files(folder)
         if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -670,9 +670,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # The weights are no longer those that a training began with, unless it noted them.
-            facts = self.session.checkpoints.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
+            facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -758,7 +758,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         model = self.accelerator.unwrap_model(self.model)
         evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
         write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), parameters)
-        send_files(self.args.output_dir)
+        upload_files(self.args.output_dir)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
@@ -828,7 +828,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_world_process_zero():
             reports.save_metrics(self.args.output_dir, split, metrics, combined)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""

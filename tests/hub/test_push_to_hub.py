@@ -125,10 +125,10 @@ def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_r
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
     # As another process, which sees the lock.
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_locked", {})
+        patch.setattr(store, "_locked_stores", {})
         remove_abandoned_snapshots(tmp_path)
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
-    store._forget_in_child()
+    store._forget_locks_in_child()
     remove_abandoned_snapshots(tmp_path)
     assert not (tmp_path / SNAPSHOT_DIR).exists()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from littrainer.checkpoint.retention import OF_A_RESUME
+from littrainer.checkpoint.retention import RESUME_FILE
 from littrainer.hub.repository import advice_for, repository_name, text_of, token_for
 from littrainer.tracking.base import TrackerCallback
 
@@ -110,7 +110,7 @@ def format_seconds(number: float) -> str:
 def check_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding:
     """Say whether the disk that a checkpoint is on has room for those of all saves that will lie there at one time."""
     sizes = {path.relative_to(checkpoint): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
-    of_resumes = sum(size for path, size in sizes.items() if OF_A_RESUME.fullmatch(path.parts[0]))
+    of_resumes = sum(size for path, size in sizes.items() if RESUME_FILE.fullmatch(path.parts[0]))
     whole, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
     if args.save_total_limit_best is not None and (args.save_total_limit is None or limit > 0):
         limit, best = limit or 1, args.save_total_limit_best

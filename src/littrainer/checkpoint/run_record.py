@@ -37,7 +37,7 @@ from littrainer.strategies.choice import strategy_name
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-LONGEST_GIT_SECONDS = 5
+GIT_TIMEOUT_S = 5
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
     ours: (module, name)
@@ -47,7 +47,7 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 }
 
 
-def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
     """Describe the code, the data and the model of a run that begins.
 
     Parameters:
@@ -58,14 +58,14 @@ def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     named = {"train": train_dataset, **{f"eval {name}".rstrip(): one for name, one in evals.items()}}
     return {
-        "code": _state_of_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
+        "code": _describe_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
         "data": {name: described(dataset) for name, dataset in named.items() if dataset is not None},
         "model": {} if model is None else described_model(model),
     }
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `facts_of_run` returned."""
+    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `describe_run` returned."""
     names = [field.name for field in dataclasses.fields(args) if field.init and not holds_a_secret(field.name)]
     packages = ("torch", "lightning", "transformers", "datasets", "peft", "numpy")
     is_cuda = args.device.type == "cuda"
@@ -99,7 +99,7 @@ def _as_json(value: Any) -> Any:
 
 
 @functools.cache
-def _state_of_code(script: str) -> dict[str, str | None]:
+def _describe_code(script: str) -> dict[str, str | None]:
     """Return the script's name and hash, the commit of its repository, and a hash of what is not committed there.
 
     It is asked for once in a process, since later changes do not reach code that is loaded.
@@ -120,7 +120,7 @@ def _git(folder: str, *words: str) -> bytes:
     command = ["git", "--no-optional-locks", "-C", folder, *words]
     try:
         return subprocess.check_output(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LONGEST_GIT_SECONDS
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=GIT_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return b""
@@ -155,7 +155,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
         shared = copy.copy(args)
         # None, as if nothing was given: who reads the file would take a mask for the secret.
         vars(shared).update(without_secrets(written, mask=lambda name: None))
-        torch.save(shared, path, pickle_module=_NAMING_TRANSFORMERS)
+        torch.save(shared, path, pickle_module=_PICKLE_MODULE)
         _last_written = pickled, Path(path).read_bytes()
 
 
@@ -197,5 +197,5 @@ class _TransformersPickler(_PythonPickler):
         self.memoize(obj)
 
 
-_NAMING_TRANSFORMERS = ModuleType("naming_transformers")
-_NAMING_TRANSFORMERS.Pickler = _TransformersPickler  # type: ignore[attr-defined]
+_PICKLE_MODULE = ModuleType("naming_transformers")
+_PICKLE_MODULE.Pickler = _TransformersPickler  # type: ignore[attr-defined]

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from littrainer.arguments.shown_arguments import default_texts, is_same
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.weights import holds_weights
+from littrainer.checkpoint.weights import has_weights
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser
 from littrainer.commands.differences import LogComparison, compare_logs, weight_gaps, weights_in
 from littrainer.commands.report_charts import ABSENT, training_charts
-from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, checkpoints_in, read_folders
+from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, identify_checkpoints, read_folders
 from littrainer.commands.report_page import Table, page
 from littrainer.runtime.atomic_files import write_whole
 
@@ -85,8 +85,8 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
 def _layers_of(one: Run, other: Run) -> tuple[str, dict[str, float]]:
     """Return the folders of the compared weights, and the largest difference in each layer."""
     # The folder of a run, and its checkpoints, the newest first.
-    folders = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (one, other)]
-    pairs = [*itertools.product(*(filter(holds_weights, places) for places in folders))]
+    folders = [[run.folder, *reversed(identify_checkpoints(run.folder))] for run in (one, other)]
+    pairs = [*itertools.product(*(filter(has_weights, places) for places in folders))]
     if not pairs:
         return "", {}
     common = [pair for pair in pairs if pair[0].relative_to(one.folder) == pair[1].relative_to(other.folder)]

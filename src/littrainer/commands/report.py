@@ -82,12 +82,12 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
             path = local_folder(folder)
             if path != folder:
                 # They load torch, which reports on local folders do without.
-                from littrainer.checkpoint.remote import fetch_small_files
+                from littrainer.checkpoint.remote import download_small_files
                 from littrainer.checkpoint.store import is_abandoned
 
                 # A run of this machine has the newest files here.
                 if is_abandoned(Path(path)):
-                    path = str(fetch_small_files(Path(path), REMOTE_FILES))
+                    path = str(download_small_files(Path(path), REMOTE_FILES))
         except (RemoteFolderError, ImportError, OSError, ValueError) as error:
             raise BadInput(str(error)) from error
         paths.append(path)

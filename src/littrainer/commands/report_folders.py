@@ -262,7 +262,7 @@ def _read_run(folder: Path, name: str, state_file: Path) -> Run:
 
 def _state_file(folder: Path) -> Path | None:
     """Return the trainer_state.json of a run or its newest checkpoint, else the last file of a CSVLogger."""
-    states = (place / TRAINER_STATE_NAME for place in (folder, *reversed(checkpoints_in(folder))))
+    states = (place / TRAINER_STATE_NAME for place in (folder, *reversed(identify_checkpoints(folder))))
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
     return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
@@ -292,7 +292,7 @@ def _describe_missing(folder: Path) -> str:
     )
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def identify_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the one with the fewest steps first."""
     found = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
     steps = {path: step for path, step in found.items() if step is not None}

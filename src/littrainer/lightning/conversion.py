@@ -30,7 +30,7 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.lightning_format import DATA_VERSION, LOSS_SCALING, MARK
 from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
+from littrainer.checkpoint.weights import match_to_model, read_weights, refuse_mismatched_weights, write_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.rng import capture_random_states, set_random_states, states_of_portable
@@ -235,8 +235,8 @@ class LightningCheckpoint:
             RuntimeError: its weights are another model's.
         """
         files, state = self._files(args), self._trainer_state(args)
-        weights, differences = fitted(model, self._model_weights())
-        refuse_other_weights(model, self.path, differences, to_resume=True)
+        weights, differences = match_to_model(model, self._model_weights())
+        refuse_mismatched_weights(model, self.path, differences, to_resume=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with staged_folder(folder) as staged:
             write_weights(model, staged, weights)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-from littrainer.checkpoint.weights import COMPILED_PART, fitted, separate_elements
+from littrainer.checkpoint.weights import COMPILED_PART, match_to_model, materialize_expanded_tensors
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import get_rank
 from littrainer.evaluation import generation
@@ -561,8 +561,8 @@ class TransformersModule(StepsAfterBackward):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights, whether parts of the module are compiled, or were then, or not."""
-        separate_elements(self)
-        return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
+        materialize_expanded_tensors(self)
+        return super().load_state_dict(match_to_model(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Mark a checkpoint of weights alone too, for which Lightning calls no callback."""

@@ -31,7 +31,7 @@ from littrainer.callbacks.lightning_callbacks import (
 )
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
+from littrainer.checkpoint.lightning_io import add_checkpoint_io, save_on_all_ranks
 from littrainer.data.limits import CARRIED_OUT
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
@@ -150,7 +150,7 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _ready_for_training(callbacks, run, keywords)
         plugins, checkpoints = as_list(keywords.get("plugins")), trainer.session.checkpoints
-        keywords["plugins"] = with_checkpoint_io(
+        keywords["plugins"] = add_checkpoint_io(
             plugins, trainer.model, checkpoints, lambda: run.trainer._saved_training()
         )
     # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
@@ -220,7 +220,7 @@ def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
                 f"lightning.Trainer refuses a keyword, one given as `lightning` or one that follows from the training "
                 f"arguments: {error}"
             ) from None
-    save_in_each_process(built.strategy)
+    save_on_all_ranks(built.strategy)
     leave_signals_alone(built)
     resume_nothing(built)
     return built

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
-from littrainer.checkpoint.retention import newest_finite, sort_checkpoints
-from littrainer.checkpoint.verification import last_intact
-from littrainer.checkpoint.weights import names_of_sick
+from littrainer.checkpoint.retention import get_newest_finite, sort_checkpoints
+from littrainer.checkpoint.verification import find_last_intact
+from littrainer.checkpoint.weights import find_nonfinite_weights
 from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.collectives import all_gather_object, any_rank, broadcast_object, get_rank, get_world_size
@@ -250,7 +250,7 @@ class HealthGuard(StepPolicy):
         _, step, epoch, micro_batch, *_ = of_step[0]
         found = [self._windows.rows_of(epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        bad_weights = listed(names_of_sick(self._model))
+        bad_weights = listed(find_nonfinite_weights(self._model))
         if norm is not None and norm.usual is not None and not bad:
             first = SPIKE
             words = f"the gradient norm is {norm.value:.4g}, above spike_factor={self.spike_factor:g} times the median "
@@ -277,7 +277,7 @@ class HealthGuard(StepPolicy):
         )
 
     def _fault_of_weights(self, known: list[_Reading]) -> Fault | None:
-        step, bad_weights = known[-1].step if known else 0, listed(names_of_sick(self._model))
+        step, bad_weights = known[-1].step if known else 0, listed(find_nonfinite_weights(self._model))
         words = f"After optimizer step {step} these weights are not finite: {bad_weights}."
         return Fault(step, 0, 0, None, None, None, f"the weights ({bad_weights})", words) if bad_weights else None
 
@@ -313,7 +313,7 @@ class HealthGuard(StepPolicy):
     def healthy_checkpoint(self) -> Path | None:
         """Return the newest checkpoint of this training whose weights are not known to be non-finite, or None."""
         own = [path for path, mark in _checkpoints_in(self._run_dir).items() if mark not in self._of_others]
-        newest = newest_finite([*self._resumed_from, *own])
+        newest = get_newest_finite([*self._resumed_from, *own])
         return None if newest is None else Path(newest)
 
 
@@ -355,7 +355,7 @@ class SkippingHealthGuard(HealthGuard):
             UnhealthyTrainingError: there is none, no step is left, or a rollback there does not help.
         """
         others = [Path(path).name for path, mark in _checkpoints_in(self._run_dir).items() if mark in self._of_others]
-        found = None if get_rank() else last_intact(self._run_dir, others) or newest_finite(self._resumed_from)
+        found = None if get_rank() else find_last_intact(self._run_dir, others) or get_newest_finite(self._resumed_from)
         folder = broadcast_object(found)
         if folder is None:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")

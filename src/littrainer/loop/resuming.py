@@ -19,7 +19,7 @@ from littrainer.arguments.choices import IntervalStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
-from littrainer.checkpoint.reader import processes_that_wrote
+from littrainer.checkpoint.reader import read_world_size
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.loaders import has_length
 from littrainer.data.resume.position import DataPosition, LayoutChange, describe_sizes, find_changed_sizes
@@ -300,7 +300,7 @@ def _other_data(
             f"The workers read the stream in {shards} parts ({len(rows)}), so rows may be trained twice or left out: "
             "set dataloader_num_workers to what it was."
         )
-    if (processes := processes_that_wrote(checkpoint)) != args.world_size:
+    if (processes := read_world_size(checkpoint)) != args.world_size:
         numbers = f"There are now {args.world_size} processes ({processes}). " if record is None else ""
         sentences.append(f"{numbers}Random numbers go on from the seed, since each process has its own.")
     return sentences

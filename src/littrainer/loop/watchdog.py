@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
+from littrainer.checkpoint.atomic_write import STAGING_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
 from littrainer.data.workers import reading_workers
 from littrainer.distributed.collectives import describe_last_collective, is_distributed
@@ -141,7 +141,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         files = []
         with suppress(OSError):
             # What a save has written grows.
-            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), UNFINISHED_DIR).rglob("*")]
+            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), STAGING_DIR).rglob("*")]
         batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 

@@ -12,7 +12,7 @@ from typing import Any
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.checkpoint.remote import send_files
+from littrainer.checkpoint.remote import upload_files
 from littrainer.loop.overrides import own_methods
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.notes import kind_of
@@ -68,7 +68,7 @@ def hyperparameter_search(
     with searching(trainer, key):
         best = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
     if trainer.args.should_save:
-        send_files(trainer.args.output_dir)
+        upload_files(trainer.args.output_dir)
     return best
 
 

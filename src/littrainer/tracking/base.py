@@ -344,7 +344,7 @@ def warn_of_left_out(service: str, name: str, kind: str) -> None:
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
     """Write a model as `Trainer.save_model` does."""
     from littrainer.checkpoint.weights import write_weights
-    from littrainer.checkpoint.writer import write_companions
+    from littrainer.checkpoint.writer import write_tokenizer_and_args
 
     write_weights(model, folder)
-    write_companions(folder, args, processing_class)
+    write_tokenizer_and_args(folder, args, processing_class)
