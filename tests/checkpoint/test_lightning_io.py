@@ -204,7 +204,7 @@ def saved(folder: Path, module: Any = None, io: Any = None) -> None:
 
 
 def test_a_plugin_that_does_not_know_the_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not know the model.*TransformersCheckpointIO\(model\)"):
+    with pytest.raises(ValueError, match=r"has no model.*TransformersCheckpointIO\(model\)"):
         saved(tmp_path / "a", io=TransformersCheckpointIO())
 
 

@@ -75,7 +75,7 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_still_resumes(
     trainer = quiet_trainer(tmp_path / "full", logging_steps=1, save_total_limit=1, **SETTINGS)
     with monkeypatch.context() as patch:
         FULL[what](patch, FULL_AT)
-        told = rf"No space left on device: .*checkpoint-{FULL_AT} could not be written.*bytes are free.*Make room"
+        told = rf"No space left on device: .*checkpoint-{FULL_AT} could not be written.*bytes are free.*Free disk space"
         with pytest.raises(OSError, match=told) as caught:
             trainer.train()
     assert caught.value.errno == errno.ENOSPC
