@@ -1,4 +1,4 @@
-"""Atomic checkpoint folders: written in the staging folder `.unfinished` of the run's folder, then renamed."""
+"""Atomic checkpoint folders: written in `.unfinished` in the run's folder, then renamed."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ logger = logging.getLogger(__name__)
 
 STAGING_DIR = ".unfinished"
 DELETED_SUFFIX = ".deleted"
-# Followed by the rank, in the staging folder of a process that sends its files to the writer.
+# Followed by the rank, in staging folders of processes that send files to the writer.
 RANK_SUFFIX = ".process"
 TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# Deleted first, since a folder without both is never taken for a checkpoint.
+# Deleted first: a folder without both is no checkpoint.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")
-# Entries of the staging folder that this package may delete.
 STAGING_ENTRY = re.compile(rf".+-\d+({re.escape(DELETED_SUFFIX)}|{re.escape(RANK_SUFFIX)}\d+)?")
 
 
 class DiskFull(OSError):
-    """An error of a full disk, which names the checkpoint, the file and the free space."""
+    """An error of a full disk, with the checkpoint, the file and the free space."""
 
 
 def rewrite_staging_paths(record: logging.LogRecord) -> bool:
-    """Replace staging paths in a log record by final ones; a logging filter that drops nothing."""
+    """Replace staging paths in log records; a logging filter."""
     text = record.getMessage()
     if STAGING_DIR in text:
         record.msg, record.args = STAGING_PATH.sub("", text), ()
@@ -53,7 +52,6 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
     folder = staging / final.name
     builder, is_complete = ManifestBuilder(folder), False
     handlers = [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]
-    # A new object, so that another save does not remove it.
     log_filter = functools.partial(rewrite_staging_paths)
     for handler in handlers:
         handler.addFilter(log_filter)
@@ -67,9 +65,7 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
             is_complete = True
             _move_into_place(folder, final)
     except BaseException:
-        # Threads may still read the files that are deleted next.
         builder.close()
-        # `clean_staging_dir` renames a complete folder in the next run.
         if final.exists() or not is_complete:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -82,13 +78,12 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
 
 @contextlib.contextmanager
 def staged_folder(final: Path) -> Iterator[Path]:
-    """Yield the staging folder of `staged_checkpoint`."""
     with staged_checkpoint(final) as builder:
         yield builder.folder
 
 
 def clean_staging_dir(run_dir: Path) -> None:
-    """Remove incomplete folders of a killed run and rename complete ones; no other run may write to `run_dir`."""
+    """Delete incomplete folders of a killed run, and rename complete folders; no other run may be active."""
     staging = run_dir / STAGING_DIR
     if not staging.is_dir():
         return
@@ -111,14 +106,14 @@ def clean_staging_dir(run_dir: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move a checkpoint into the staging folder, to be deleted there, and return its new path."""
+    """Move a checkpoint into the staging folder, and return its new path."""
     aside = folder.parent / STAGING_DIR / f"{folder.name}{DELETED_SUFFIX}"
     aside.parent.mkdir(exist_ok=True)
     try:
         delete_folder(aside)
         os.rename(folder, aside)
     except OSError as error:
-        # A folder in the lower layer of an overlay can only be deleted.
+        # In the lower layer of an overlay folders can only be deleted.
         if error.errno != errno.EXDEV:
             remove_if_empty(aside.parent)
             raise
@@ -129,7 +124,7 @@ def move_aside(folder: Path) -> Path:
 
 
 def delete_atomically(folder: Path) -> None:
-    """Delete a checkpoint, which has its name either complete or not at all."""
+    """Delete a checkpoint without ever exposing a part of it."""
     aside = move_aside(folder)
     try:
         delete_folder(aside)
@@ -138,7 +133,6 @@ def delete_atomically(folder: Path) -> None:
 
 
 def delete_or_warn(aside: Path) -> None:
-    """Delete a checkpoint that was moved aside, or warn."""
     try:
         delete_folder(aside)
     except OSError as error:
@@ -147,7 +141,6 @@ def delete_or_warn(aside: Path) -> None:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder or a link, if it exists."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -155,13 +148,12 @@ def delete_folder(path: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder that has no entries."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def read_sequence(folder: str | Path) -> int | None:
-    """Return a checkpoint's number in the order of writing; None without a readable manifest."""
+    """Return a checkpoint's number in the order of writing, or None without a manifest."""
     return readable_manifest(Path(folder)).sequence
 
 
@@ -185,13 +177,13 @@ def _move_into_place(folder: Path, final: Path) -> None:
 
 
 def _copy_user_files(earlier: Path, folder: Path) -> None:
-    """Copy the files that a user added to the folder that is replaced."""
+    """Copy files that a user added to an earlier checkpoint."""
     if not os.path.isdir(earlier):
         return
     manifest = readable_manifest(earlier)
     if manifest.sequence is None and _has_marker(earlier):
         return
-    # transformers' CheckpointManager writes this marker before a save.
+    # Written by transformers' CheckpointManager before a save.
     outdated = {"checkpoint-is-incomplete.txt", *manifest.files}
     for name in list_files(earlier):
         if name not in outdated and not (folder / name).exists():
@@ -212,7 +204,6 @@ def _list_siblings(final: Path) -> list[str]:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: Path, final: Path) -> Iterator[None]:
-    """Convert errors of a full disk to DiskFull while `final` is written in `folder`."""
     try:
         yield
     except BaseException as error:
@@ -236,7 +227,6 @@ def explain_full_disk(folder: Path, final: Path) -> Iterator[None]:
 def _is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return True
-    # safetensors wraps the system's message, torch has messages of its own.
     text = f"{error} {error.__context__}"
     if any(os.strerror(number) in text for number in DISK_FULL_ERRORS):
         return True

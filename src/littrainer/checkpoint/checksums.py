@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint: size and CRC-32 of each file, computed in threads for large files.
-
-CRC-32 detects every single flipped bit and is the fastest checksum in the standard library.
-"""
+"""The manifest of a checkpoint: size and CRC-32 of each file, computed in threads for large files."""
 
 from __future__ import annotations
 
@@ -24,16 +21,14 @@ MANIFEST_NAME = "littrainer_manifest.json"
 STAGED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
 MANIFEST_NAMES = (MANIFEST_NAME, STAGED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
-# Large enough for zlib to release the GIL for long, small enough for the CPU cache.
+# Large enough for zlib to release the GIL, small enough for the CPU cache.
 CHUNK_BYTES = 1 << 20
-# Smaller files are hashed without a thread.
 MIN_LARGE_FILE_BYTES = 1 << 22
 MANIFEST_THREADS = 4
-# Threads for small files pay off only if the first fsync took longer.
+# Threads for small files pay off only after a slower fsync.
 MIN_FSYNC_FOR_THREADS_S = 0.001
-# Errors of file systems that cannot fsync files, or folders.
 NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-# Size, modification time in ns, inode and device, of which a rewrite changes at least one.
+# Size, modification time in ns, inode and device, which identify a file's content.
 Stamp = tuple[int, int, int, int]
 MAX_CACHED_MANIFESTS = 1000
 
@@ -44,7 +39,7 @@ class DamagedManifest(ValueError):
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and CRC-32 of a file as written."""
+    """Size in bytes and CRC-32 of a file."""
 
     size: int
     crc32: int
@@ -52,12 +47,12 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one checkpoint.
+    """A checkpoint's files.
 
     Parameters:
         files: records by path, relative to the checkpoint's folder.
-        sequence: number of the checkpoint in the order of writing in the run's folder; None if unknown.
-        weights_are_finite: whether all weights are finite and no optimizer state is nan; None if unknown.
+        sequence: number in the order of writing in the run's folder, if known.
+        weights_are_finite: whether weights are finite and optimizer states are not nan, if known.
         is_thinned: whether the states that a resume needs were deleted.
     """
 
@@ -67,7 +62,6 @@ class Manifest:
     is_thinned: bool = False
 
 
-# Manifests by the stamps of their files, which do not change if a folder is renamed.
 _manifest_cache: dict[Stamp, Manifest] = {}
 
 
@@ -75,7 +69,6 @@ _manifest_cache: dict[Stamp, Manifest] = {}
 
 
 def file_record(path: str | os.PathLike[str]) -> FileRecord:
-    """Read a file and return its size and CRC-32."""
     size = crc32 = 0
     with open(path, "rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, CHUNK_BYTES)))
@@ -86,14 +79,13 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def list_files(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the files that a manifest of the folder lists; `with_links` includes links, as in downloads."""
+    """Return the files that a manifest lists; `with_links` includes links, as in downloads."""
     return [name for name, _ in _scan_entries(folder, with_links)]
 
 
 def _scan_entries(folder: Path, with_links: bool = False) -> list[tuple[str, os.DirEntry[str]]]:
     files, folders = [], [""]
     for inner in folders:
-        # Like os.walk, skip a folder that cannot be read.
         with suppress(OSError), os.scandir(os.path.join(folder, inner)) as entries:
             for entry in sorted(entries, key=operator.attrgetter("name")):
                 name = f"{inner}{entry.name}"
@@ -111,7 +103,7 @@ def write_manifest(
     weights_are_finite: bool | None = None,
     is_thinned: bool = False,
 ) -> None:
-    """Write and fsync the manifest of a folder, by default with new checksums."""
+    """Write and fsync a manifest, by default with new checksums."""
     if files is None:
         files = {name: file_record(entry) for name, entry in _scan_entries(folder)}
     content: dict[str, Any] = {
@@ -138,7 +130,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a folder; None without one.
+    """Read a folder's manifest, if there is one.
 
     Raises:
         DamagedManifest: the manifest cannot be read, or was changed.
@@ -152,11 +144,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Return the manifest in a file's content.
-
-    Raises:
-        DamagedManifest: the content is unreadable, or was changed.
-    """
+    """Parse a manifest, or raise a DamagedManifest."""
     try:
         content = json.loads(text)
         claimed = content.pop("crc32")
@@ -175,7 +163,7 @@ def parse_manifest(text: bytes) -> Manifest:
 
 
 def readable_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint, cached; an empty manifest if it is missing or damaged."""
+    """Return a checkpoint's manifest, cached; an empty manifest if it is missing or damaged."""
     with suppress(OSError, DamagedManifest):
         stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
         if stamp not in _manifest_cache:
@@ -192,7 +180,6 @@ def _checksum_of(text: str) -> str:
 
 
 def stat_files(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
-    """Return the stamps of the files in `list_files`."""
     return {name: _stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
 
 
@@ -201,7 +188,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def fsync_paths(*paths: str | os.PathLike[str]) -> None:
-    """Flush files or folders to the disk, if the file system supports that."""
+    """Flush files or folders to the disk, if the file system can."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -214,21 +201,16 @@ def fsync_paths(*paths: str | os.PathLike[str]) -> None:
 
 
 class ManifestBuilder:
-    """Collector of a folder's file records for its manifest, which fsyncs the files.
-
-    Attributes:
-        weights_are_finite: the manifest's field of that name.
-    """
+    """Collector of file records for a manifest, which fsyncs the files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.weights_are_finite: bool | None = None
-        # Hash a large file while others are flushed.
         self._threads = ThreadPoolExecutor(MANIFEST_THREADS)
         self._large: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
 
     def add_large_files(self) -> dict[str, Stamp]:
-        """Start to hash and fsync new or changed large files; return the stamps of all files."""
+        """Start to hash and fsync large files, and return all stamps."""
         stamps = stat_files(self.folder)
         for name, stamp in stamps.items():
             if stamp[0] >= MIN_LARGE_FILE_BYTES and (name not in self._large or self._large[name][0] != stamp):
@@ -256,16 +238,15 @@ class ManifestBuilder:
         fsync_paths(*(self.folder / path for path in inner))
 
     def close(self) -> None:
-        """Wait for running threads and cancel the others."""
         self._threads.shutdown(cancel_futures=True)
 
 
 def update_manifest(folder: Path) -> None:
-    """Record files that user code added, changed or deleted since the manifest was written."""
+    """Add changes by user code to a manifest."""
     manifest = readable_manifest(folder)
     if manifest.sequence is None:
         return
-    # Compare with the manifest's own time, which is from the file system's clock too.
+    # The manifest's own time is from the same clock as the files' times.
     written = os.stat(folder / MANIFEST_NAME).st_ctime_ns
     records: dict[str, FileRecord] = {}
     for name, entry in _scan_entries(folder):
@@ -277,7 +258,7 @@ def update_manifest(folder: Path) -> None:
     if not changed:
         return
     fsync_paths(*(folder / name for name in sorted(changed & records.keys())))
-    # Weights that user code wrote were not checked.
+    # Weights by user code were not checked.
     is_same_model = not any(map(WEIGHT_FILE.fullmatch, changed))
     write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     fsync_paths(folder)

@@ -1,4 +1,4 @@
-"""The choice of the checkpoint that all processes resume from, verified on each disk."""
+"""The choice of the checkpoint that all processes resume from."""
 
 from __future__ import annotations
 
@@ -54,25 +54,23 @@ READ_BY = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
-# `resume_from_checkpoint="auto"`: the newest intact checkpoint, or a fresh start without one.
+# `resume_from_checkpoint="auto"`: the newest intact checkpoint, or a fresh start.
 AUTO = "auto"
-# Folder of a checkpoint that was pushed to the Hub.
+# A checkpoint that was pushed to the Hub.
 LAST_CHECKPOINT = "last-checkpoint"
 NO_SUCH_FOLDER = "finds no such folder"
-# Numbers of the trainings of this process.
 _trainings = itertools.count()
 
 
 def choose_checkpoint(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
-    """Return the result of `find_checkpoint_to_resume` in rank 0, in all processes.
+    """Return rank 0's result of `find_checkpoint_to_resume` in all processes, verified on each disk.
 
-    On nodes with another disk the first process verifies the checkpoint too. If the newest checkpoint is damaged on
-    any disk, all processes skip it.
+    If the newest checkpoint is damaged on any disk, all processes skip it.
 
     Raises:
-        ValueError: there is no checkpoint, it is damaged, or some processes cannot see it; these are named.
+        ValueError: there is no checkpoint, it is damaged, or some processes cannot see it.
     """
     if not is_distributed():
         return find_checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
@@ -100,7 +98,6 @@ def choose_checkpoint(
         if folder is None or identity is None:
             return None
         if address_of(folder) is not None:
-            # Nodes with another disk download it too.
             fetch = functools.partial(download_checkpoint, folder)
             with raise_on_all_ranks(f"downloading {folder}"):
                 run_with_keepalive(fetch if args.local_process_index == 0 else lambda: None)
@@ -121,10 +118,9 @@ def choose_checkpoint(
 
 
 def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
-    """Return the checkpoint to resume from: after a restart by `littrainer run` the newest that the training wrote.
+    """Return the checkpoint to resume from: after a restart by `littrainer run` the newest since the first start.
 
-    Trainings are identified by their order in the script, since `output_dir` may contain the time. Checkpoints from
-    before the first start do not count. All processes call this at each training.
+    Trainings are identified by their order in the script. All processes call this at each training.
 
     Parameters:
         resume_from_checkpoint: the script's value, returned if there is no such checkpoint.
@@ -136,7 +132,6 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
         if rank() == 0:
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-            # Folder -> its checkpoints when the training first started there.
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
@@ -152,7 +147,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return the checkpoints in a folder: name -> CRC-32 of the manifest, or inode and time without one."""
+    """Return the checkpoints in a folder, and the CRC-32 of each manifest, or inode and time without a manifest."""
     identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     for path in identities:
         with contextlib.suppress(OSError):
@@ -161,7 +156,6 @@ def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """Return inode and modification time, which differ from those of the same path on another disk."""
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
 
@@ -176,7 +170,7 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
 
 
 def get_required_files(overridden: Collection[str]) -> tuple[str, ...]:
-    """Return the files that a resume needs, except those that overridden methods read."""
+    """Return the files that a resume needs, unless overridden methods read them."""
     optional = {name for method in overridden for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in optional)
 

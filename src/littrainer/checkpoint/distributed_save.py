@@ -1,8 +1,6 @@
-"""The election of the process that writes a disk's checkpoints, and the transfer of other processes' files to it.
+"""The process that writes a disk's checkpoints, and the transfer of other processes' files to it.
 
-Rank 0 writes the checkpoints, with `save_on_each_node` the first process of each node. Equal paths may be different
-folders (nodes without a shared disk), and different paths the same folder, so processes look for each other's probe
-files.
+Paths do not show which processes share a folder, so they look for each other's probe files.
 """
 
 from __future__ import annotations
@@ -27,17 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBE_PREFIX = ".littrainer_disk_"
-# Time until another node's file is visible on a shared disk.
 MAX_FILE_DELAY_S = 1.0
 
 
 class WriterRole(NamedTuple):
-    """The role of this process in writing checkpoints.
+    """The role of a process in writing checkpoints.
 
     Parameters:
-        writer: rank of the process that writes the checkpoints of this disk; None if there is none.
-        is_writer: whether this process is the writer.
-        sends_files: whether this process writes into another folder, and sends the files to the writer.
+        writer: rank of the writer of this disk's checkpoints, if any.
+        sends_files: whether this process sends its files to the writer.
         any_sends_files: whether any process does.
     """
 
@@ -48,7 +44,7 @@ class WriterRole(NamedTuple):
 
 
 def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
-    """Make the folder and elect the process that writes its checkpoints; all processes call this together."""
+    """Make the folder, and elect the writer of its checkpoints."""
     if not is_distributed():
         return WriterRole(0, args.should_save, False, False)
     rank = args.process_index
@@ -100,7 +96,6 @@ def _find_first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
 
 @contextlib.contextmanager
 def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
-    """Make the staging folder of a process that is not the writer, and delete it after the block."""
     folder = final.parent / STAGING_DIR / f"{final.name}{RANK_SUFFIX}{rank}"
     delete_folder(folder)
     folder.mkdir(parents=True)
@@ -112,7 +107,7 @@ def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
 
 
 def send_to_writer(folder: Path, role: WriterRole, action: str) -> None:
-    """Send the files that each process wrote into its folder to the writer."""
+    """Send the files in each process's folder to the writer."""
     names = all_gather_object(sorted(list_files(folder)))
     contents: dict[str, bytes] = {}
     with raise_on_all_ranks(action):

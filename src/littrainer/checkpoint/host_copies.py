@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, which a thread writes while training continues."""
+"""Copies of tensors in host memory, for background saves."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 
 class HostCopies:
-    """Copier of nested states to host memory, which reuses released buffers.
-
-    Each storage is copied once, so that tied weights and views stay tied and the written files are identical.
-    """
+    """Copier of nested states to host memory, which reuses released buffers and keeps tied weights tied."""
 
     def __init__(self) -> None:
-        # (dtype, shape, whether pinned) -> unused buffers.
         self._idle: dict[tuple[torch.dtype, torch.Size, bool], list[torch.Tensor]] = {}
         self._in_use: list[tuple[tuple[torch.dtype, torch.Size, bool], torch.Tensor]] = []
-        # Storage -> its copy, during `copy`.
         self._storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
 
     @torch.no_grad()
     def copy(self, states: Any) -> Any:
-        """Copy tensors in dicts, lists and tuples, and other values by `copy.deepcopy`."""
+        """Copy tensors in dicts, lists and tuples, and anything else by `copy.deepcopy`."""
         self._storages = {}
         copied = self._copy(states)
         for device in {device for device, _, _ in self._storages if device.type == "cuda"}:
@@ -34,7 +29,6 @@ class HostCopies:
         return copied
 
     def release(self) -> None:
-        """Allow the next copies to overwrite the buffers of the previous ones."""
         for kind, buffer in self._in_use:
             self._idle.setdefault(kind, []).append(buffer)
         self._in_use, self._storages = [], {}
@@ -45,7 +39,6 @@ class HostCopies:
         if type(value) in (list, tuple):
             return type(value)(map(self._copy, value))
         if isinstance(value, Mapping) and hasattr(value, "__setitem__"):
-            # Keep the attributes that a mapping may have, such as those of a module's state dict.
             copied: Any = copy.copy(value)
             for key, item in value.items():
                 copied[key] = self._copy(item)
@@ -64,7 +57,7 @@ class HostCopies:
         size = storage.nbytes()
         key = (tensor.device, storage.data_ptr(), size)
         if key not in self._storages:
-            # Fast path for a tensor that does not share its storage.
+            # Fast path for an unshared storage.
             if tensor.nbytes == size and tensor.is_contiguous():
                 copied = self._storages[key] = self._copy_to_buffer(tensor)
                 return copied

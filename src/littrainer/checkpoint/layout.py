@@ -1,4 +1,4 @@
-"""Names of checkpoint folders and of the files in them, transformers' and littrainer's."""
+"""Names of checkpoint folders and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
-# At most 200 digits, which fit into a file name.
+# At most as many digits as a file name can have.
 CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d{{1,200}})")
 WEIGHTS_NAME = "pytorch_model.bin"
 SAFE_WEIGHTS_NAME = "model.safetensors"
@@ -25,19 +25,18 @@ OPTIMIZER_NAME = "optimizer.pt"
 SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RANDOM_STATE_NAME = "rng_state.pth"
-# Patterns of sharded files, by DeepSpeed's engine or FSDP, that replace optimizer.pt and weights.
+# Patterns of shards that replace optimizer.pt and weights.
 ENGINE_SHARDS = "global_step*/*"
 OPTIMIZER_SHARDS = ("optimizer.bin", "optimizer_0/*", ENGINE_SHARDS)
 WEIGHT_SHARDS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_SHARDS)
-# littrainer's: state for exact resuming in addition to transformers' files.
+# littrainer's state for exact resuming.
 RESUME_RECORD_NAME = "littrainer_resume.pt"
-# littrainer's, in the run's folder: arguments, versions and data, shown by `littrainer report`.
+# littrainer's, in the run's folder: arguments, versions and data for `littrainer report`.
 RUN_RECORD_NAME = "littrainer_run.json"
-# littrainer's, in the run's folder: stack traces of all processes after a failure or hang.
+# littrainer's, in the run's folder: stack traces after a failure or hang.
 STACKS_NAME = "littrainer_stacks.txt"
-# littrainer's: the state of a lightning.Trainer.
 LIGHTNING_STATE_NAME = "lightning_state.pt"
-# transformers' files in FSDP checkpoints, full or sharded, and the index of a sharded folder.
+# transformers' FSDP files, full or sharded, and the index of a sharded folder.
 FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
 FSDP_OPTIMIZER_NAME = "optimizer.bin"
 WEIGHTS_FOLDER = "pytorch_model_fsdp_0"
@@ -46,28 +45,24 @@ SHARD_INDEX_NAME = ".metadata"
 
 
 def resume_record_name(rank: int) -> str:
-    """Return the file with a rank's state for exact resuming; rank 0's is in the file for all."""
+    """Return the file with a rank's state for exact resuming."""
     stem, _, suffix = RESUME_RECORD_NAME.rpartition(".")
     return f"{stem}_{rank}.{suffix}" if rank else RESUME_RECORD_NAME
 
 
 def random_state_name(args: TrainingArguments) -> str:
-    """Return the file with this process's random states."""
     return RANDOM_STATE_NAME if args.world_size <= 1 else rank_file(args.process_index)
 
 
 def rank_file(rank: int | str) -> str:
-    """Return the file with the random states of one of several processes."""
     return f"rng_state_{rank}.pth"
 
 
 def checkpoint_folder(run_dir: str | Path, step: int) -> Path:
-    """Return the folder of a run's checkpoint at an optimizer step."""
     return Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
 
 
 def checkpoint_step(path: str | Path) -> int | None:
-    """Return the optimizer step in a checkpoint's name; None for another name."""
     match = CHECKPOINT.fullmatch(Path(path).name)
     return int(match[1]) if match else None
 
@@ -80,7 +75,7 @@ def list_checkpoints(run_dir: str | Path) -> list[Path]:
 
 
 def make_output_dir(folder: str) -> None:
-    """Make the folder of a run if it is missing; an OSError names the reason if that fails."""
+    """Make the folder of a run, or raise an OSError with the reason."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -94,7 +89,6 @@ def make_output_dir(folder: str) -> None:
 
 
 def read_shard_names(index: Path) -> list[str]:
-    """Return the files in an index of weights; the ValueError for an unreadable index does not name it."""
     try:
         return sorted({*map(str, json.loads(index.read_text("utf-8"))["weight_map"].values())})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -102,10 +96,8 @@ def read_shard_names(index: Path) -> list[str]:
 
 
 def has_fsdp_weights(folder: Path) -> bool:
-    """Return whether a checkpoint has FSDP weights, full or sharded."""
     return (folder / FSDP_WEIGHTS_NAME).is_file() or has_sharded_state(folder / WEIGHTS_FOLDER)
 
 
 def has_sharded_state(folder: Path) -> bool:
-    """Return whether a folder holds a sharded state."""
     return (folder / SHARD_INDEX_NAME).is_file()

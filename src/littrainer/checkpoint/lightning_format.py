@@ -1,4 +1,4 @@
-"""Conversion of a Trainer's checkpoint to Lightning's format: loops, optimizers, data module."""
+"""Conversion of a Trainer's checkpoint to Lightning's format."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from littrainer.checkpoint.reader import find_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.resume.rng import portable_states
 
-# Needed by Lightning to validate, test or predict with a checkpoint.
+# Needed by Lightning to validate, test or predict.
 INITIAL_LOOP_STATES: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
-# Lightning's key for the loss scaling of fp16.
 LOSS_SCALING = "MixedPrecision"
-# Lightning's key for the state of a `TrainerDataModule`, and the version of that state.
 DATA_MODULE = "TrainerDataModule"
 DATA_VERSION = 1
-# Key of Lightning checkpoints that a `TransformersModule` wrote.
+# Key in checkpoints of a `TransformersModule`.
 MARK = "transformers_module"
 MARK_VERSION = 1
 
@@ -36,8 +34,7 @@ class TrainingStates:
     """The states of a training without its model's weights.
 
     Parameters:
-        state: steps, epochs and logs.
-        optimizer, schedule, scaling: their state dicts; None if absent.
+        optimizer, schedule, scaling: state dicts, if any.
         record: content of `littrainer_resume.pt`; None if transformers wrote the checkpoint.
         random_states: content of `rng_state.pth`.
         other_ranks: `random_states` and data position (`data`) of each rank except 0.
@@ -53,7 +50,7 @@ class TrainingStates:
 
 
 def load_training_states(folder: Path) -> TrainingStates | None:
-    """Load the states in a Trainer's checkpoint, littrainer's or transformers'; None if the folder has only a model."""
+    """Load the states in a Trainer's checkpoint; None if the folder has only a model."""
     if not (folder / TRAINER_STATE_NAME).is_file():
         return None
 
@@ -80,7 +77,7 @@ def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: 
     """Return a checkpoint from which a `lightning.Trainer` resumes, without weights.
 
     Parameters:
-        accumulate_grad_batches: micro-batches per optimizer step, used if the checkpoint has no record of it.
+        accumulate_grad_batches: used if the checkpoint has no record of it.
     """
     from lightning.pytorch import __version__ as lightning_version
 
@@ -95,7 +92,7 @@ def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: 
     record = states.record or {}
     if record.get("lightning_callbacks"):
         checkpoint["callbacks"] = dict(record["lightning_callbacks"])
-    # An empty list would make Lightning report a checkpoint with a model only.
+    # With an empty list Lightning would report a model-only checkpoint.
     if states.optimizer is not None:
         checkpoint["optimizer_states"] = [states.optimizer]
     if states.schedule is not None:
@@ -107,7 +104,7 @@ def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: 
 
 @dataclass(frozen=True)
 class LoopCounts:
-    """Counts of a fit loop: complete epochs, and micro-batches and optimizer steps of the next epoch."""
+    """Complete epochs, and micro-batches and optimizer steps of the next epoch."""
 
     epoch: int
     micro_batches: int
@@ -121,21 +118,18 @@ def _loop_counts(states: TrainingStates, accumulate_grad_batches: int) -> LoopCo
         position, sizes = states.record["position"], states.record["sizes"]
         epoch, micro_batches = position["epoch"], position["micro_batches"]
         if position["epoch_end_is_due"]:
-            # Lightning does not rerun a pending epoch end.
             epoch, micro_batches = epoch + 1, 0
         steps_in_epoch = -(-micro_batches // sizes["accumulation"])
         before = steps * sizes["accumulation"] - micro_batches if sizes["is_endless"] else epoch * sizes["epoch_length"]
         return LoopCounts(epoch, micro_batches, steps_in_epoch, before + micro_batches)
     epochs = int(states.state.epoch)
     fraction = states.state.epoch - epochs
-    # All epochs have equally many steps.
     steps_in_epoch = round(steps * fraction / states.state.epoch) if fraction else 0
     return LoopCounts(epochs, steps_in_epoch * accumulate_grad_batches, steps_in_epoch, steps * accumulate_grad_batches)
 
 
 def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, Any]:
     record = states.record or {}
-    # Seed and epoch determine the random order.
     seed = (record.get("data") or {}).get("order_seed")
     ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.other_ranks}
     return {

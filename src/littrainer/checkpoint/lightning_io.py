@@ -1,4 +1,4 @@
-"""Lightning CheckpointIO plugins for checkpoint folders in transformers' format, with Lightning's state in a file."""
+"""Lightning CheckpointIO plugins for transformers' checkpoint format, with Lightning's state in an extra file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.distributed.collectives import is_distributed, raise_on_all_ranks
 
-# Key of the LightningModule's weights outside of the model.
 EXTRA_WEIGHTS = "further_weights"
-# Entries of Lightning's checkpoint that a Trainer's checkpoint stores in files of their own.
+# Entries that a Trainer's checkpoint stores in other files.
 TRAINER_FILE_ENTRIES = ("optimizer_states", "lr_schedulers")
 ADVICE = (
     "Keep tensors, numbers, text and containers of them in Lightning's state, and leave out other hyper-parameters "
@@ -64,7 +63,7 @@ class TransformersCheckpointIO(CheckpointIO):
         self.accumulate_grad_batches = accumulate_grad_batches
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a folder, which replaces an earlier one when it is complete.
+        """Write a folder, which replaces an earlier folder when it is complete.
 
         Parameters:
             checkpoint: Lightning's checkpoint.
@@ -88,7 +87,7 @@ class TransformersCheckpointIO(CheckpointIO):
             refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the model's weights, and Lightning's state with the module's other weights."""
+        """Return the model's weights, and Lightning's state with all other weights."""
         prefix, state_dict = f"{self.attribute}.", checkpoint["state_dict"]
         weights = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         if not weights:
@@ -125,7 +124,6 @@ class TransformersCheckpointIO(CheckpointIO):
             )
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no checkpoint folder {folder}. TransformersCheckpointIO reads folders.")
-        # A folder with only a model is accepted too.
         if any((folder / name).is_file() for name in (MANIFEST_NAME, TRAINER_STATE_NAME)):
             refuse_damage(folder, "Resume from another one.")
         states = load_training_states(folder)
@@ -176,20 +174,14 @@ class TransformersCheckpointIO(CheckpointIO):
 
 
 class TrainerCheckpointIO(TransformersCheckpointIO):
-    """The plugin in littrainer's Trainer, which lets Lightning callbacks save checkpoints that the Trainer can resume.
-
-    Parameters:
-        model: the Trainer's.
-        checkpoints: writes the folder.
-        training: returns the training to save.
-    """
+    """The plugin in littrainer's Trainer, with which Lightning callbacks save checkpoints that it can resume."""
 
     def __init__(self, model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]):
         super().__init__(model)
         self.checkpoints, self.training = checkpoints, training
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a folder as the Trainer does; all processes call this together."""
+        """Write a folder as the Trainer does, in all processes together."""
         folder, training = _require_local_path(path), self.training()
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"collecting {folder}"):
@@ -202,7 +194,6 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
 
 def save_on_all_ranks(strategy: Any) -> None:
-    """Make a strategy call `TrainerCheckpointIO` in all processes, instead of rank 0 only."""
     plugin = strategy.checkpoint_io
     if isinstance(plugin, TrainerCheckpointIO) and is_distributed():
         strategy.save_checkpoint = plugin.save_checkpoint
@@ -211,7 +202,6 @@ def save_on_all_ranks(strategy: Any) -> None:
 def add_checkpoint_io(
     plugins: list[Any], model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]
 ) -> list[Any]:
-    """Return the plugins with a `TrainerCheckpointIO`, unless the user gave a CheckpointIO."""
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         return plugins
     return [*plugins, TrainerCheckpointIO(model, checkpoints, training)]
@@ -228,7 +218,7 @@ def _require_local_path(path: str | Path) -> Path:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert namespaces, enums, paths and other mappings to types that `weights_only` loading accepts."""
+    """Convert a value to types that `weights_only` loading accepts."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     if isinstance(value, Mapping):

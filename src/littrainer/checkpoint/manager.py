@@ -1,4 +1,4 @@
-"""The manager of a training's checkpoints: stages, writes, prunes and uploads them, in the foreground or a thread."""
+"""The manager that writes, prunes and uploads a training's checkpoints, also in the background."""
 
 from __future__ import annotations
 
@@ -43,18 +43,17 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundSaveError(RuntimeError):
-    """An error for a checkpoint that could not be written in the background; `__cause__` is the reason."""
+    """An error for a background save; `__cause__` is the reason."""
 
 
 @dataclass
 class SavedTraining:
-    """The parts of a training that a checkpoint is written from.
+    """The parts of a training that are saved.
 
     Parameters:
         methods: the Trainer, whose overridable methods write the files.
-        run_dir: the folder of the checkpoints.
         callbacks: callbacks with exported states, and the control.
-        resume_record: returns the state for exact resuming; None if no training runs.
+        resume_record: returns the state for exact resuming; None outside of a training.
         weights_to_save: a context in which the model has the weights to save.
         when_complete: called after a background save with the folder and the state at its step.
     """
@@ -70,21 +69,17 @@ class SavedTraining:
 
     @property
     def folder(self) -> Path:
-        """The checkpoint of the current optimizer step."""
         return checkpoint_folder(self.run_dir, self.state.global_step)
 
 
 @dataclass
 class PendingSave:
-    """A checkpoint that a thread writes, and the Trainer's state at its step."""
-
     folder: Path
     state: TrainerState
     writing: Future[None]
     when_complete: Callable[[str, TrainerState], None]
 
     def failure(self) -> str:
-        """Return the message of a failed save."""
         error = self.writing.exception()
         return (
             f"{self.folder} could not be written in the background ({type(error).__name__}: {error}). Earlier "
@@ -93,21 +88,20 @@ class PendingSave:
 
 
 class CheckpointManager:
-    """Manager of one training's checkpoints; all processes call its methods together.
+    """Manager of a training's checkpoints; all processes call its methods together.
 
     Attributes:
-        is_async: whether a thread writes copies of the tensors while training continues (`async_save`).
-        pending: the checkpoint that the thread writes.
-        facts: the description of code, data and model at the start, once written.
+        is_async: whether saves run in the background (`async_save`).
+        facts: the recorded description of code, data and model.
     """
 
     def __init__(self) -> None:
         self.is_async = False
         self.pending: PendingSave | None = None
         self.facts: dict[str, Any] | None = None
-        # The checkpoint that this process wrote last, until its `on_save` callbacks have run.
+        # The last checkpoint, until its `on_save` callbacks have run.
         self._written: str | None = None
-        # Overridable save methods get only a path, by which they find the checkpoint being written.
+        # Overridable save methods get only a path, by which they find this.
         self._staged: StagedCheckpoint | None = None
         self._roles: dict[Path, WriterRole] = {}
         self._copies = HostCopies()
@@ -125,8 +119,8 @@ class CheckpointManager:
         """Lock the folder during a training, and upload it if it has a URL; only the writer does so.
 
         Parameters:
-            run_dir: returns the folder; called only if the training saves or uploads.
-            recorded: the context that writes the run's record into the folder.
+            run_dir: returns the folder; called only if needed.
+            recorded: the context that writes the run's record.
         """
         has_saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
         has_url = address_of(args.output_dir) is not None
@@ -149,14 +143,12 @@ class CheckpointManager:
                 contexts.close()
 
     def role(self, args: TrainingArguments, run_dir: str | Path) -> WriterRole:
-        """Return this process's role in writing a folder's checkpoints, elected once."""
         folder = Path(run_dir)
         if folder not in self._roles:
             self._roles[folder] = elect_writer(args, folder)
         return self._roles[folder]
 
     def is_writer(self, args: TrainingArguments, run_dir: str | Path) -> bool:
-        """Return whether this process writes and deletes the checkpoints of its disk."""
         return self.role(args, run_dir).is_writer
 
     # ---- Save --------------------------------------------------------------------------------------------------------
@@ -166,7 +158,6 @@ class CheckpointManager:
 
         Raises:
             OSError: a file could not be written; earlier checkpoints are unchanged.
-            FailedElsewhere: another process could not write its files.
         """
         self.wait()
         self.record_best_checkpoint(training)
@@ -187,9 +178,9 @@ class CheckpointManager:
         """Write a checkpoint and return its folder.
 
         Parameters:
-            is_complete: write optimizer and random states in spite of `save_only_model`.
-            extra_objects: further objects for torch.save, by file name, refused if they could not be loaded safely.
-            advice: the end of the error for such objects.
+            is_complete: ignore `save_only_model`.
+            extra_objects: further objects for torch.save, by file name.
+            advice: the end of the error for an object that is not safe to load.
         """
         with ExitStack() as commit:
             with self._stage(training.args, final, commit) as staged, training.weights_to_save():
@@ -202,14 +193,13 @@ class CheckpointManager:
         return str(final)
 
     def save_in_background(self, training: SavedTraining) -> None:
-        """Copy the states of the current step after the previous save, and write the checkpoint in a thread."""
+        """Copy the states of the current step, and write the checkpoint in a thread."""
         self.wait()
         final, args = training.folder, training.args
         self.record_best_checkpoint(training)
         with ExitStack() as commit:
             with self._stage(args, final, commit) as staged, training.weights_to_save():
                 is_writer = staged.is_deferred = staged.manifest is not None
-                # Files that are sent to the writer have to exist now.
                 staged.defers_shards = not self.role(args, final.parent).any_sends_files
                 self._collect(training, staged)
                 values, writers = [value for value, _ in staged.deferred], [write for _, write in staged.deferred]
@@ -222,7 +212,7 @@ class CheckpointManager:
 
         def write() -> None:
             with unfinished:
-                # All processes write shards together, so this comes before steps that may fail in one of them.
+                # Collective, so before steps that may fail in a single process.
                 staged.write_collected_shards(group)
                 staged.write_deferred()
             if is_writer:
@@ -233,7 +223,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _stage(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[StagedCheckpoint]:
-        """Yield the checkpoint that the block writes to; closing `commit` afterwards completes it."""
+        """Yield a checkpoint to write to; closing `commit` afterwards completes it."""
         staged = StagedCheckpoint(final.parent / STAGING_DIR / final.name)
         if not is_distributed():
             staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
@@ -252,13 +242,11 @@ class CheckpointManager:
                 send_to_writer(staged.folder, role, action)
 
     def _collect(self, training: SavedTraining, staged: StagedCheckpoint, is_complete: bool = False) -> None:
-        """Call the Trainer's methods that write weights, optimizer, random states and trainer state."""
         methods, args, folder = training.methods, training.args, str(staged.folder)
         has_optimizer = is_complete or not args.save_only_model
         optimizer = methods.optimizer if has_optimizer else None
         nonfinite = find_nonfinite_weights(methods.model, with_buffers=True, optimizer=optimizer)
         are_finite = all(all_gather_object(not nonfinite))
-        # Under DeepSpeed's stage 3 the model lacks the sharded parameters.
         if staged.manifest is not None and not hasattr(next(methods.model.parameters(), None), "ds_numel"):
             staged.manifest.weights_are_finite = are_finite
         self._staged = staged
@@ -276,13 +264,13 @@ class CheckpointManager:
             self._staged = None
 
     def staged(self, folder: str | Path) -> StagedCheckpoint:
-        """Return the checkpoint being written in this folder, or a new one that writes at once."""
+        """Return the checkpoint being written in this folder, or else a new writer."""
         if self._staged is not None and self._staged.folder == Path(folder):
             return self._staged
         return StagedCheckpoint(Path(folder))
 
     def commit_changes(self, folder: str | None = None) -> None:
-        """Add files that `on_save` callbacks wrote to the manifest, and start the upload; only the writer does so.
+        """Add files of `on_save` callbacks to the manifest, and start the upload.
 
         Parameters:
             folder: the checkpoint; by default the last that `save` wrote.
@@ -294,7 +282,7 @@ class CheckpointManager:
                 remote.start()
 
     def record_best_checkpoint(self, training: SavedTraining) -> None:
-        """Set the Trainer state's path of the best checkpoint, which may be the next to be written."""
+        """Record the best checkpoint, which may be the next to be written, in the Trainer's state."""
         state = training.state
         if not state.best_global_step:
             return
@@ -302,19 +290,18 @@ class CheckpointManager:
         if state.best_global_step == state.global_step or best.is_dir():
             state.best_model_checkpoint = str(best)
         if is_distributed():
-            # Only the writer is certain to see the checkpoints, and paths may differ between processes.
+            # Paths may differ between processes, and only the writer sees the checkpoints for certain.
             writer = self.role(training.args, training.run_dir).writer
             state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer or 0]
 
     def delete_all_but_best(self, args: TrainingArguments, run_dir: str, best: str | None) -> None:
-        """Delete all checkpoints except the best when a training ends, if `save_total_limit` is 1."""
         if best is not None and args.save_total_limit == 1 and self.is_writer(args, run_dir):
             delete_all_but_best(args, run_dir, best)
 
     # ---- Background save ---------------------------------------------------------------------------------------------
 
     def can_copy(self, storage: FullStateIO) -> bool:
-        """Return whether a thread can write this checkpoint; warn once if async_save cannot be used."""
+        """Return whether this save can run in the background; warn if async_save is on and it cannot."""
         if self.is_async and not storage.can_be_copied and not self._has_warned_of_fsdp1:
             logger.warning(
                 "async_save: models sharded by version 1 of FSDP cannot be saved in the background, so training waits "
@@ -324,11 +311,7 @@ class CheckpointManager:
         return self.is_async and storage.can_be_copied
 
     def wait(self) -> None:
-        """Wait for the pending background save.
-
-        Raises:
-            BackgroundSaveError: the checkpoint could not be written.
-        """
+        """Wait for the pending background save, or raise its BackgroundSaveError."""
         if (save := self.pending) is not None:
             self._end_pending(save)
             with part_of_training(SAVE):
@@ -338,7 +321,7 @@ class CheckpointManager:
                 save.when_complete(str(save.folder), save.state)
 
     def close(self) -> None:
-        """Wait for the pending save and log its error; called when a training ends."""
+        """Wait for the pending save, and log its error."""
         try:
             if (save := self.pending) is not None:
                 self._end_pending(save)
@@ -364,6 +347,6 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
 def _export_callback_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
     for name, now in exported_states(list(filter(is_exportable, training.callbacks))).items():
-        # For several callbacks of one class each save extends the list of states, as in transformers.
+        # Several callbacks of a class share a list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now

@@ -1,7 +1,4 @@
-"""Loading of trainer, optimizer, scheduler and random states from a checkpoint.
-
-A file that is damaged, could run code or does not match raises a ValueError.
-"""
+"""Loading of trainer, optimizer, scheduler and random states; damage, code and mismatches raise a ValueError."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 
 def read_world_size(folder: Path) -> int:
-    """Return the number of processes that wrote a checkpoint, from its record or its files of random states."""
     record = load_tensors(folder / RESUME_RECORD_NAME) if (folder / RESUME_RECORD_NAME).is_file() else {}
     if "sizes" in record:
         return int(record["sizes"]["world_size"])
@@ -43,9 +39,9 @@ def read_world_size(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Return the trainer state of a checkpoint; a ValueError if the file is none.
+    """Load the trainer state of a checkpoint.
 
-    The best checkpoint is searched next to this one, since users move and copy runs; a missing one is reset to None.
+    A best checkpoint next to it is preferred, since users move runs; a missing best checkpoint is reset to None.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     if state.best_model_checkpoint is None:
@@ -61,7 +57,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
-    """Return the file and the full state of the optimizer, with parameter numbers or names."""
+    """Return the file and the full state of the optimizer, by parameter number or name."""
     path = folder / OPTIMIZER_NAME
     if not path.is_file() and (folder / FSDP_OPTIMIZER_NAME).is_file():
         path = folder / FSDP_OPTIMIZER_NAME
@@ -73,7 +69,6 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Load the optimizer's state."""
     path, state = read_optimizer_state(folder)
     if is_by_name(state):
         state = numbered_for(model, optimizer, state)
@@ -84,7 +79,6 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 def refuse_mismatched_optimizer(path: Path, optimizer: Any, state: Any) -> None:
     """Raise a ValueError if a state's parameter groups differ in size from the optimizer's."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        # The optimizer may have another form of state.
         return
     sizes = [len(group["params"]) for group in state["param_groups"]]
     expected_sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -97,34 +91,30 @@ def refuse_mismatched_optimizer(path: Path, optimizer: Any, state: Any) -> None:
 
 
 def load_scheduler(schedule: Any, groups: int, folder: Path) -> None:
-    """Load the state of a scheduler whose optimizer has `groups` parameter groups."""
     if getattr(schedule, "is_kept_by_engine", False):
         return
     schedule.load_state_dict(_match_group_count(load_tensors(folder / SCHEDULER_NAME), groups))
 
 
 def load_scaler(scaler: Any, folder: Path) -> None:
-    """Load the state of fp16 loss scaling, if both the checkpoint and this training have one."""
+    """Load the state of fp16 loss scaling, if any."""
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(load_tensors(folder / SCALER_NAME))
 
 
 def load_random_states(folder: Path, args: Any) -> None:
-    """Restore this process's random generators from a checkpoint."""
     name = random_state_name(args)
     if (folder / name).is_file():
         set_random_states(read_random_states(folder / name))
     elif read_world_size(folder) == args.world_size:
-        # Otherwise the resume has warned of another number of processes.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 
 
-# Entries of torch's schedulers with a value for each parameter group.
 PER_GROUP_KEYS = ("base_lrs", "_last_lr", "lr_lambdas")
 
 
 def _match_group_count(state: dict[str, Any], groups: int) -> dict[str, Any]:
-    # A sharded model has more groups than a full one, all with the same learning rate.
+    # A sharded model has more groups, all with the same learning rate.
     matched = dict(state)
     for name in PER_GROUP_KEYS:
         values = state.get(name)
@@ -134,15 +124,13 @@ def _match_group_count(state: dict[str, Any], groups: int) -> dict[str, Any]:
 
 
 def read_random_states(path: Path) -> Any:
-    """Load a file of random states."""
-    # Names in NumPy's state tuple, which weights_only loading refuses by default.
     numpy: Any = np
     allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
     return load_tensors(path, allowed)
 
 
 def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
-    """Load a checkpoint's random states, by rank."""
+    """Load all random states, by rank."""
     if (folder / RANDOM_STATE_NAME).is_file():
         return {0: read_random_states(folder / RANDOM_STATE_NAME)}
     ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]

@@ -1,7 +1,6 @@
-"""A run whose output_dir is a URL: uploads of its local folder during the training, and downloads for a resume.
+"""A run whose output_dir is a URL: uploads of its local folder, and downloads for a resume.
 
-A checkpoint's manifest is uploaded last and emptied first. Only a checkpoint with a readable manifest exists, and the
-highest step is the newest; neither listings nor times are trusted.
+A checkpoint's manifest is uploaded last and emptied first. Neither listings nor times are trusted.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFold
 
 logger = logging.getLogger(__name__)
 
-# At the URL: the run that uploads there, and the complete checkpoints, which a listing may miss.
+# At the URL: the run that uploads, and its complete checkpoints, which a listing may miss.
 MARKER_NAME = ".littrainer_running.json"
-# Written and deleted at the URL to check the permission to delete before a checkpoint is deleted.
+# Written and deleted at the URL to check the permission to delete.
 PROBE_NAME = ".littrainer_probe"
-# In the local folder, by URL since the folder may be a copy: CRC-32 of the manifests that were last at the URL.
+# In the local folder, by URL: CRC-32 of the manifests last at the URL.
 UPLOADED_MANIFESTS_NAME = ".littrainer_uploaded.json"
-# In the local folder, by URL: size and modification time of uploaded files outside of checkpoints.
+# In the local folder, by URL: size and time of uploaded files outside of checkpoints.
 UPLOADED_FILES_NAME = ".littrainer_sent.json"
 MESSAGE_INTERVAL_S = 30.0
-# Content of a manifest at the URL while the checkpoint is uploaded or deleted.
+# A manifest at the URL during the upload or deletion of its checkpoint.
 INCOMPLETE = b""
 
 
 def _highest_first(paths: Iterable[object]) -> list[str]:
-    """Return the names of checkpoints without duplicates, the highest step first."""
+    """Return the checkpoints' names without duplicates, highest step first."""
     steps = {Path(str(path)).name: checkpoint_step(str(path)) for path in paths}
     return sorted((name for name, step in steps.items() if step is not None), key=lambda name: -(steps[name] or 0))
 
@@ -51,13 +50,13 @@ class RemoteRun:
     """A run at a URL and the local folder that mirrors it.
 
     Attributes:
-        hang_timeout: seconds without an uploaded object after which `finish` fails; 0 for no limit.
-        manifests: contents of the manifests at the URL by checkpoint name; INCOMPLETE for incomplete checkpoints.
-        foreign: names of checkpoints at the URL without a manifest, such as those of transformers.
-        deleted: names of uploaded local checkpoints that are no longer at the URL.
-        earlier: local manifests of checkpoints from before this training, which are not deleted at the URL.
+        hang_timeout: seconds without progress after which `finish` fails; 0 for no limit.
+        manifests: contents of the manifests at the URL, by checkpoint.
+        foreign: checkpoints at the URL without a manifest.
+        deleted: local checkpoints that were deleted at the URL.
+        earlier: local manifests from before this training, whose checkpoints stay at the URL.
         deferred: paths of local checkpoints whose deletion waits for an upload.
-        rotated: names of checkpoints that this training deletes here and at the URL.
+        rotated: checkpoints that this training deletes here and at the URL.
     """
 
     def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
@@ -65,7 +64,7 @@ class RemoteRun:
         self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
         self.manifests: dict[str, bytes] = {}
         self.foreign, self.deleted, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
-        # Checkpoint -> files of an upload without a manifest, since the checkpoint was thinned meanwhile.
+        # Checkpoint -> files of an upload without a manifest, since the checkpoint was thinned.
         self._partial_uploads: dict[str, set[str]] = {}
         self.earlier: dict[str, bytes | None] = {}
         self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.address)
@@ -75,15 +74,13 @@ class RemoteRun:
         self._error: BaseException | None = None
 
     def local_checkpoints(self) -> list[str]:
-        """Return the names of local checkpoints, the highest step first."""
         return [path.name for path in list_checkpoints(self.folder)]
 
     def scan(self) -> None:
-        """Find the checkpoints at the URL."""
         listed = _highest_first(self.remote.listed())
         marked = _parse_json_object(self.remote.read(MARKER_NAME)).get("checkpoints")
         for name in _highest_first([*listed, *(marked if isinstance(marked, list) else ()), *self.local_checkpoints()]):
-            # Read twice, since a missing checkpoint is deleted here.
+            # Read twice, since missing checkpoints are deleted here.
             content = self.remote.read(f"{name}/{MANIFEST_NAME}") or self.remote.read(f"{name}/{MANIFEST_NAME}")
             if content == INCOMPLETE or _parse_or_none(content) is not None:
                 self.manifests[name] = content or INCOMPLETE
@@ -98,16 +95,16 @@ class RemoteRun:
         return _read_bytes(self.folder / name / MANIFEST_NAME)
 
     def is_current(self, name: str, content: bytes) -> bool:
-        """Return whether the local checkpoint is the one at the URL, or newer."""
+        """Return whether the local checkpoint is not older than the URL's."""
         local = self.read_local_manifest(name)
         return local == content or (local is not None and self._was_uploaded(name, content))
 
     def _was_uploaded(self, name: str, manifest: bytes | None) -> bool:
-        """Return whether a checkpoint with this manifest was uploaded from, or downloaded to, the local folder."""
+        """Return whether a checkpoint with this manifest was uploaded from or downloaded to here."""
         return manifest is not None and self._uploaded.get(name) == zlib.crc32(manifest)
 
     def _move_local_aside(self, name: str) -> None:
-        """Rename a local checkpoint, and delete it if it was uploaded and the URL has a complete checkpoint."""
+        """Rename a local checkpoint, and delete it if it was uploaded and the URL has another."""
         manifest, local = self.read_local_manifest(name), self.folder / name
         if not local.is_dir():
             return
@@ -121,10 +118,10 @@ class RemoteRun:
             delete_folder(self.folder / aside)
 
     def download(self, name: str) -> bool:
-        """Download a checkpoint unless the local one is current and intact; return whether it is intact afterwards.
+        """Download a checkpoint unless the local copy is current; return whether it is intact.
 
         Raises:
-            RemoteFolderError: the checkpoint at the URL is damaged, or the local one cannot be replaced.
+            RemoteFolderError: the checkpoint is damaged, or the local copy cannot be replaced.
         """
         local, content = self.folder / name, self.remote.read(f"{name}/{MANIFEST_NAME}")
         manifest = _parse_or_none(content)
@@ -136,13 +133,13 @@ class RemoteRun:
         staging = self.folder / STAGING_DIR / f"{name}{RANK_SUFFIX}{os.getpid()}"
         logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
         try:
-            # A killed process may have had the same pid.
+            # A killed process may have had this pid.
             delete_folder(staging)
             if content is not None and manifest is not None:
                 self._download_with_retry(name, content, manifest, staging)
             elif not self._download_without_manifest(name, staging):
                 return False
-            # Another process of this machine may download the checkpoint too.
+            # Another process of this machine may download it too.
             with contextlib.suppress(OSError):
                 self._move_local_aside(name)
                 staging.rename(local)
@@ -171,9 +168,8 @@ class RemoteRun:
             )
 
     def _download_without_manifest(self, name: str, staging: Path) -> bool:
-        """Download a folder and return whether it is an intact checkpoint."""
         damage = [f"{file} would be outside of it." for file in self.remote.fetch_all(name, staging)]
-        # littrainer's files without a manifest are an incomplete checkpoint.
+        # Files of littrainer without a manifest are an incomplete checkpoint.
         if not staging.is_dir() or any(staging.glob("littrainer_*")):
             return False
         if damage := damage or damage_in(staging):
@@ -181,13 +177,13 @@ class RemoteRun:
         return not damage
 
     def claim(self) -> None:
-        """Mark this run as the one that uploads to the URL, and bring the local folder in line with it.
+        """Register as the run that uploads to the URL, and synchronize the local folder.
 
-        A checkpoint that exists only at the URL gets a local folder with its manifest, so that rotation counts it. An
-        uploaded checkpoint that was deleted there is deleted here, or renamed if there is no other.
+        A checkpoint only at the URL gets a local manifest, so that rotation counts it. A checkpoint deleted there is
+        deleted or renamed here.
         """
         if (marker := self.remote.read(MARKER_NAME)) is None:
-            # The URL was emptied, so all files are uploaded again.
+            # The URL was emptied: upload all files again.
             (self.folder / UPLOADED_FILES_NAME).unlink(missing_ok=True)
         if holder := _parse_json_object(marker).get("holder"):
             logger.warning("%s is taken over from %s, which did not release it.", self.remote.address, holder)
@@ -207,7 +203,7 @@ class RemoteRun:
         self._refuse_second_run()
 
     def release(self) -> None:
-        """Mark the URL as free, unless an upload hangs; errors are ignored."""
+        """Unregister from the URL, unless an upload hangs; errors are ignored."""
         if self._thread is None or not self._thread.is_alive():
             with contextlib.suppress(RemoteFolderError, OSError):
                 self._refuse_second_run()
@@ -215,13 +211,13 @@ class RemoteRun:
                 self._write_marker()
 
     def start(self) -> threading.Thread:
-        """Start to upload changes, in a new thread or after a running upload."""
+        """Upload changes in a thread, after a running upload."""
         self._is_requested = True
         if self.earlier and self._thread is None:
             text = "%s has %s of an earlier run, which stay unless saved again. A resume takes the highest step."
             logger.warning(text, self.remote.address, ", ".join(self.earlier))
         if self._thread is None or not self._thread.is_alive():
-            # A daemon, so that an upload that hangs does not keep the process alive.
+            # A hanging upload must not keep the process alive.
             self._thread = threading.Thread(target=self._upload_until_done, name="littrainer uploads", daemon=True)
             self._thread.start()
         return self._thread
@@ -232,7 +228,7 @@ class RemoteRun:
             logger.warning("%s", text)
 
     def finish(self) -> None:
-        """Upload all changes and wait; an upload that fails twice, or hangs, raises a RemoteFolderError."""
+        """Upload all changes and wait; raise a RemoteFolderError after two failures or a hang."""
         seconds = self.hang_timeout or MESSAGE_INTERVAL_S
         for _ in range(2):
             thread, written = self.start(), -1
@@ -243,7 +239,7 @@ class RemoteRun:
                     logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
             if thread.is_alive():
                 self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
-            # The thread may have ended just before `start` requested more.
+            # The thread may have ended before `start` requested more.
             elif self._error is None and not self._is_requested:
                 return
         raise RemoteFolderError(
@@ -263,11 +259,11 @@ class RemoteRun:
     def _upload_all(self) -> None:
         self._refuse_second_run()
         while (name := self._next_to_upload()) is not None:
-            # The checkpoint may be thinned or deleted meanwhile.
+            # The checkpoint may be deleted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._upload(name)
         upload_files(self.folder, self._write)
-        # Older checkpoints are deleted when the newest is complete.
+        # Older checkpoints are deleted only after the newest is complete.
         local = self.local_checkpoints()
         older = {name for name, content in self.manifests.items() if not content or name in self.rotated}
         older = older.difference(self.earlier, local)
@@ -294,12 +290,12 @@ class RemoteRun:
         return must_stay
 
     def on_resume(self, name: str) -> None:
-        """Allow deletion of earlier checkpoints at the URL if the training resumes from one of them."""
+        """Allow deletion of earlier checkpoints at the URL after a resume from one of them."""
         if self.earlier.get(name) == self.read_local_manifest(name):
             self.earlier.clear()
 
     def must_keep(self, path: str) -> bool:
-        """Return whether neither the checkpoint nor a newer one is uploaded; if one is, count it as rotated."""
+        """Return whether neither the checkpoint nor a newer checkpoint is uploaded; else record its rotation."""
         name, local = Path(path).name, self.local_checkpoints() if Path(path).parent == self.folder else []
         # Newer uploaded checkpoints may have been deleted here.
         names = _highest_first([*local, *(self.manifests.keys() - self.earlier.keys())])
@@ -354,7 +350,7 @@ class RemoteRun:
         logger.info("Uploaded %s to %s", self.folder / name, self.remote.address)
 
     def _write(self, name: str, content: bytes | Path) -> None:
-        """Upload an object, unless another run has taken over the URL."""
+        """Upload an object, unless another run has taken over."""
         self._refuse_second_run()
         self.remote.write(name, content)
 
@@ -372,21 +368,20 @@ class RemoteRun:
         self._record_uploads()
 
     def _record_uploads(self, *names: str) -> None:
-        """Record the manifests at the URL, of these checkpoints or all, as uploaded from or downloaded to here."""
+        """Record manifests at the URL as uploaded from or downloaded to here."""
         contents = {name: self.manifests.get(name) for name in names or self.manifests}
         self._uploaded |= {name: zlib.crc32(content) for name, content in contents.items() if content}
         write_whole(self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.address: self._uploaded}, indent=1))
 
 
 def _read_bytes(path: Path) -> bytes | None:
-    # Another thread may delete the file, and a disk may fail.
     with contextlib.suppress(OSError):
         return path.read_bytes()
     return None
 
 
 def _parse_or_none(content: bytes | None) -> Manifest | None:
-    """Return a manifest; None if it is missing or torn, or names files outside of the checkpoint."""
+    """Return a manifest; None if it is missing, torn or names files outside of the checkpoint."""
     try:
         manifest = parse_manifest(content or b"")
     except DamagedManifest:
@@ -416,7 +411,7 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
     )
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and checkpoint_step(name) is None]
-        # A folder that is a run with its own URL may be newer there.
+        # A folder with its own URL may be newer there.
         if Path(parent) != Path(folder) and not {UPLOADED_MANIFESTS_NAME, UPLOADED_FILES_NAME}.isdisjoint(names):
             folders[:], names[:] = [], []
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
@@ -430,9 +425,9 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
 
 
 def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
-    """Download the newest checkpoint at a URL, and the best that it names, to the folder that mirrors the URL.
+    """Download a URL's newest checkpoint, and the best that it names, to the folder that mirrors the URL.
 
-    Return the local checkpoints that were deleted at the URL; these are skipped, as are those in `without`.
+    Return the local checkpoints that were deleted at the URL.
     """
     run = RemoteRun(Path(folder))
     run.scan()
@@ -451,12 +446,12 @@ def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[st
 
 
 def download_checkpoint(folder: Path) -> None:
-    """Download a checkpoint to the local folder that mirrors its URL, unless it is current."""
+    """Download a checkpoint to the folder that mirrors its URL, unless it is current."""
     RemoteRun(folder.parent).download(folder.name)
 
 
 def download_small_files(folder: Path, names: Collection[str]) -> Path:
-    """Download files of a run, and of its newest checkpoint, to a separate folder, and return the folder."""
+    """Download a run's small files to a separate folder, and return it."""
     run = RemoteRun(folder)
     run.scan()
     complete = [name for name, content in run.manifests.items() if content]

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Files that only a resume needs; DeepSpeed's files hold weights too.
+# Files that only a resume needs.
 RESUME_FILE = re.compile(
     rf"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|littrainer_resume(_\d+)?\.pt|{OPTIMIZER_FOLDER}"
 )
-# Closer modification times do not show which checkpoint is older.
+# Closer times do not show which checkpoint is older.
 MIN_TIME_SPREAD_S = 1.0
 
 
@@ -68,10 +68,10 @@ def sort_checkpoints(
 
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
-    # Sequence numbers do not depend on the clock, which may be set back.
+    # Sequence numbers do not depend on the clock.
     sequences, times = {path: read_sequence(path) for path in by_step}, dict[str, float]()
     for path in by_step:
-        # Skip a checkpoint that a user deletes meanwhile.
+        # A user may delete a checkpoint meanwhile.
         with contextlib.suppress(FileNotFoundError):
             times[path] = os.path.getmtime(path)
     if all(sequences[path] is not None for path in times):
@@ -95,7 +95,7 @@ def rotate_checkpoints(
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
         newest: the checkpoint that was written last, if known.
-        protected: further checkpoints that are not deleted.
+        protected: further checkpoints to keep.
     """
     if not save_total_limit or save_total_limit < 0:
         return
@@ -121,12 +121,7 @@ def get_newest_finite(ordered: Sequence[str]) -> str | None:
 
 
 def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
-    """Delete and thin older checkpoints according to the arguments; only the writer calls this.
-
-    Parameters:
-        state: the Trainer's, with the logged metrics.
-        newest: the checkpoint that was written last.
-    """
+    """Delete and thin older checkpoints according to the arguments; only the writer calls this."""
     limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
     if args.save_total_limit_best is not None and (limit is None or limit > 0):
         # The limit does not count the best checkpoints.
@@ -135,7 +130,7 @@ def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str
     rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
     if args.keep_optimizer_states is not None:
         ordered = sort_checkpoints(run_dir, use_mtime=True)
-        # The newest comes last, even if the folders' times say otherwise.
+        # The newest comes last, whatever its time.
         ordered = [*(path for path in ordered if path != str(Path(newest))), str(Path(newest))]
         complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
         for path in ordered:
@@ -144,10 +139,7 @@ def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str
 
 
 def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
-    """Return the `save_total_limit_best` existing checkpoints with the best `metric_for_best_model`.
-
-    Of equal ones the earlier is better; a checkpoint whose metric is nan has none.
-    """
+    """Return the `save_total_limit_best` best checkpoints by `metric_for_best_model`, in ties the earlier."""
     name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
     sign = -1 if args.greater_is_better else 1
     values = {int(entry["step"]): sign * float(entry[name]) for entry in state.log_history if name in entry}
@@ -157,8 +149,8 @@ def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir:
 
 
 def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> None:
-    """Delete the checkpoints of a folder except the best, unless `save_total_limit_best` is set."""
-    # If the best is in another folder or deleted, all checkpoints here would be deleted.
+    """Delete all checkpoints except the best, unless `save_total_limit_best` is set."""
+    # Without the best in this folder no checkpoint would remain.
     if args.save_total_limit_best is None and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
         for path in sort_checkpoints(run_dir):
             if os.path.realpath(path) != os.path.realpath(best):
@@ -166,10 +158,10 @@ def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> Non
 
 
 def thin_checkpoint(folder: Path) -> None:
-    """Reduce a checkpoint to its weights, its manifest first; skip links and checkpoints without a manifest."""
+    """Reduce a checkpoint to its weights; skip links and checkpoints without a manifest."""
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
-        # Files that a killed process did not delete are missing in the manifest.
+        # Files that a killed process did not delete are not in the manifest.
         surplus = [entry for entry in folder.iterdir() if RESUME_FILE.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return

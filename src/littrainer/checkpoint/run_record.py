@@ -1,7 +1,4 @@
-"""Records of a run's start: littrainer_run.json for littrainer's commands, and training_args.bin for other tools.
-
-training_args.bin names transformers' classes, so that it can be loaded without littrainer.
-"""
+"""Records of a run's start: littrainer_run.json, and training_args.bin for transformers and other tools."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 GIT_TIMEOUT_S = 5
-# littrainer's class as "module:name" -> its module and name in transformers.
+# littrainer's class as "module:name" -> module and name in transformers.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
     ours: (module, name)
     for module, names in REPLACED.items()
@@ -48,10 +45,10 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 
 
 def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
-    """Return facts about the code, the data and the model at a run's start.
+    """Return facts about code, data and model at a run's start.
 
     Parameters:
-        model: the model with its initial weights; None leaves it out.
+        model: the model with its initial weights, or None.
         train_dataset: rows, a stream, or None.
         eval_dataset: like `train_dataset`, or a dict of datasets.
     """
@@ -65,7 +62,7 @@ def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write littrainer_run.json: arguments without secrets, versions, the device, and the facts of `describe_run`."""
+    """Write littrainer_run.json: arguments without secrets, versions, the device, and the given facts."""
     names = [field.name for field in dataclasses.fields(args) if field.init and not holds_a_secret(field.name)]
     packages = ("torch", "lightning", "transformers", "datasets", "peft", "numpy")
     is_cuda = args.device.type == "cuda"
@@ -85,11 +82,10 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
             "system": f"{platform.system()} {platform.machine()}",
         },
         **(facts or {}),
-        # `lightning` may contain large objects.
         "arguments": without_secrets({name: getattr(args, name) for name in names if name != "lightning"}),
     }
     text = json.dumps(record, indent=2, default=_to_json, skipkeys=True)
-    # Atomic, since `compare` and `report` may read the file meanwhile.
+    # Atomic, since other commands may read the file meanwhile.
     write_whole(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
 
 
@@ -100,10 +96,7 @@ def _to_json(value: Any) -> Any:
 
 @functools.cache
 def _describe_code(script: str) -> dict[str, str | None]:
-    """Return the script's name and hash, its commit and a hash of uncommitted changes.
-
-    The result is cached, since later changes do not affect code that is loaded.
-    """
+    """Return names and hashes of script, commit and uncommitted changes when the code was loaded."""
     is_file = os.path.isfile(script)
     folder = os.path.dirname(os.path.realpath(script)) if is_file else script
     commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "diff", "HEAD", "--no-ext-diff", "--no-color")
@@ -116,7 +109,6 @@ def _describe_code(script: str) -> dict[str, str | None]:
 
 
 def _git(folder: str, *arguments: str) -> bytes:
-    """Return git's output; b"" if git fails or times out."""
     command = ["git", "--no-optional-locks", "-C", folder, *arguments]
     try:
         return subprocess.check_output(
@@ -133,7 +125,7 @@ def _hash(content: bytes) -> str | None:
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
-# Pickled arguments of the last write, and the file's content, since a training saves the same arguments repeatedly.
+# Pickled arguments and file of the last write, since a training often saves the same arguments.
 _last_written = b"", b""
 
 
@@ -141,9 +133,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
     written = {
         **args.__getstate__(),
-        # May contain a model, and means nothing to other tools.
         "lightning": None,
-        # An attribute that transformers expects in loaded arguments.
         "distributed_state": None,
         "report_to": [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)],
     }
@@ -160,9 +150,9 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
 
 
 class _Inert(dict[str, Any]):
-    """A stand-in for an object of any class in a file: it stores the state and runs no code."""
+    """A stand-in for objects of any class, which runs no code."""
 
-    # An enum's member is pickled as class and value.
+    # Enum members are pickled as class and value.
     def __new__(cls, *arguments: Any) -> Any:
         return arguments[0] if arguments else super().__new__(cls)
 
@@ -170,7 +160,7 @@ class _Inert(dict[str, Any]):
 
 
 def read_arguments(path: Path) -> dict[str, str]:
-    """Return the arguments in a training_args.bin as short texts without secrets, and run no code of the file."""
+    """Return the arguments in a training_args.bin as texts without secrets, and run no code of the file."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         stored = load_tensors(path, [(_Inert, name) for name in names])
@@ -182,7 +172,7 @@ def read_arguments(path: Path) -> dict[str, str]:
     return {name: as_text(value) for name, value in shown.items() if not holds_a_secret(name)}
 
 
-# The pickler in Python, since the C pickler has no `save_global` to override.
+# The C pickler has no `save_global` to override.
 _PythonPickler: Any = pickle._Pickler
 
 

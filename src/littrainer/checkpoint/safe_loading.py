@@ -1,4 +1,4 @@
-"""Loading of a checkpoint's files that runs no code of theirs and reads nothing outside of its folder."""
+"""Loading of a checkpoint's files without running code of theirs or leaving its folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-# The refused name in torch's error.
 FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
 COULD_RUN_CODE = "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
@@ -42,7 +41,6 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
 def refuse_unsafe(path: Path, advice: str) -> None:
     """Delete a file that `load_tensors` would refuse, and raise a ValueError."""
     try:
-        # mmap leaves the data of tensors unread.
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         forbidden = FORBIDDEN_GLOBAL.search(str(error))
@@ -54,7 +52,6 @@ def refuse_unsafe(path: Path, advice: str) -> None:
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Load a safetensors file; raise a ValueError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -65,7 +62,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def resolve_inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """Return the path of a file that the index `named_by` names; a ValueError if it is outside of the folder."""
+    """Return the path of a file in an index, or raise a ValueError if it is outside of the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
         raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")
     target, home = (folder / name).resolve(), folder.resolve()

@@ -1,7 +1,6 @@
-"""Weights and optimizer states in transformers' FSDP checkpoints: a full file, or a folder of shards.
+"""Weights and optimizer states in transformers' FSDP checkpoints, full or in shards of `torch.distributed.checkpoint`.
 
-Shards are in the format of `torch.distributed.checkpoint`. Damage, code and paths outside of the folder raise a
-ValueError.
+Damage, code and paths outside of the folder raise a ValueError.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from littrainer.checkpoint.safe_loading import (
     resolve_inside,
 )
 
-# Keys of the states in the folders.
 WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
 STATE_PREFIX, GROUPS_PREFIX = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
 
 
 def read_fsdp_weights(folder: Path) -> dict[str, Any]:
-    """Load the full weights of a checkpoint."""
     if (folder / FSDP_WEIGHTS_NAME).is_file():
         return load_tensors(folder / FSDP_WEIGHTS_NAME)
     state = load_full_state(folder / WEIGHTS_FOLDER)
@@ -43,7 +40,7 @@ def read_fsdp_weights(folder: Path) -> dict[str, Any]:
 
 
 def nest_optimizer_state(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state dict, with parameter names, from a folder's flat entries."""
+    """Return an optimizer's state dict, by parameter name, from flat entries."""
     groups: dict[int, dict[str, Any]] = {}
     state: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
@@ -58,12 +55,11 @@ def nest_optimizer_state(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_weight_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """Return `read_tensor_metadata` of a folder of weights, by the model's names."""
     return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in read_tensor_metadata(folder).items()}
 
 
 def load_optimizer_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Load this process's shards of an optimizer's state, by parameter name, sharded like the parameters."""
+    """Load this process's shards of an optimizer's state, by parameter name."""
     state: dict[str, Any] = {}
     for name, entry in read_tensor_metadata(folder).items():
         if entry is None:
@@ -80,7 +76,7 @@ def load_optimizer_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) 
     return nest_optimizer_state(state)
 
 
-# Classes and functions that an index may name, by module.
+# Allowed names in an index, by module.
 PATHS = frozenset(("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"))
 INDEX_CLASSES: Mapping[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(
@@ -98,11 +94,7 @@ INDEX_CLASSES: Mapping[str, frozenset[str]] = {
 
 
 def write_shards(folder: Path, state: dict[str, Any], group: Any = None) -> None:
-    """Write each process's shards of a state; if a process fails, all raise an OSError.
-
-    Parameters:
-        group: the process group that synchronizes the write; by default the training's.
-    """
+    """Write each process's shards of a state; if a process fails, all raise an OSError."""
     try:
         distributed_checkpoint.save(
             state, storage_writer=FileSystemWriter(folder), planner=DefaultSavePlanner(), process_group=group
@@ -116,13 +108,13 @@ def write_shards(folder: Path, state: dict[str, Any], group: Any = None) -> None
 
 
 def read_tensor_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """Return the metadata of a folder's tensors, by name; None for other entries."""
+    """Return the metadata of a folder's tensors; None for other entries."""
     entries = _SafeReader(folder).read_metadata().state_dict_metadata
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
 
 def load_full_state(folder: Path) -> dict[str, Any]:
-    """Load a folder's full entries by name, in this process alone."""
+    """Load a folder's full entries, in this process alone."""
     state = {
         name: None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in read_tensor_metadata(folder).items()
@@ -135,7 +127,6 @@ def load_into(folder: Path, state: dict[str, Any]) -> None:
     """Load entries into the tensors of a dict, each process its shards; other values are replaced."""
     try:
         with warnings.catch_warnings():
-            # Each process reads on its own.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             distributed_checkpoint.load(
                 state, storage_reader=_SafeReader(folder), planner=_SafeLoadPlanner(), no_dist=True
@@ -150,11 +141,11 @@ def load_into(folder: Path, state: dict[str, Any]) -> None:
 
 
 class _UnsafeFileError(ValueError):
-    """An error for a file that could run code."""
+    pass
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """An unpickler for an index that allows only `INDEX_CLASSES` and dtypes."""
+    """An unpickler that allows only `INDEX_CLASSES` and dtypes."""
 
     def __init__(self, content: bytes, path: Path):
         super().__init__(io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""The strategy-dependent part of a checkpoint: weights and optimizer state, full, gathered, sharded or DeepSpeed's."""
+"""Weights and optimizer state in a checkpoint, by strategy."""
 
 from __future__ import annotations
 
@@ -59,18 +59,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Shards by DeepSpeed's engine of optimizer states, and in stage 3 of weights; zero_to_fp32.py makes full weights.
+# Shards by DeepSpeed's engine; zero_to_fp32.py converts them to full weights.
 ENGINE_FOLDERS = "global_step*"
 
 
 @dataclass
 class TrainingObjects:
-    """The objects of a training that a checkpoint saves or restores.
+    """The objects that a checkpoint saves or restores.
 
     Parameters:
         wrapped: the model with the strategy's wrappers.
-        engine: DeepSpeed's engine, if the training has one.
-        processing_class: written with the model.
+        engine: DeepSpeed's engine, if any.
         save: the Trainer's overridable `_save`.
         on_key_mismatch: called with the missing and unexpected keys of `load_state_dict`.
         staged: returns the checkpoint being written in a folder.
@@ -88,41 +87,33 @@ class TrainingObjects:
 
     @property
     def sharded_model(self) -> nn.Module:
-        """The model, with version 1 of FSDP its wrapper, which has the parameters."""
+        """The model, or FSDP 1's wrapper, which has the parameters."""
         wrapped = self.wrapped
         return wrapped if wrapped is not None and is_a(wrapped, "flat sharded module") else self.model
 
 
 class FullStateIO:
-    """I/O of models that each process has in full: `args.should_save` says which processes write.
-
-    All processes call each method together, with folders that may differ between them.
-    """
+    """I/O of full models, written by processes with `args.should_save`; all processes call each method together."""
 
     def __init__(self, training: TrainingObjects) -> None:
         self.training, self.args, self.optimizer = training, training.args, training.optimizer
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether the states can be copied and written later."""
         return not has_flat_shards(self.training.sharded_model)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes gathered states."""
         return self.args.process_index == 0
 
     def save_model(self, output_dir: str) -> None:
-        """Write the model."""
         if self.args.should_save:
             self.training.save(output_dir)
 
     def save_checkpoint_model(self, output_dir: str) -> None:
-        """Write the model of a checkpoint; by default like `save_model`."""
         self.save_model(output_dir)
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the optimizer's state."""
         if self.args.should_save:
             self._write({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
@@ -130,19 +121,16 @@ class FullStateIO:
         self.training.staged(folder).write_objects(objects)
 
     def has_weights(self, folder: Path) -> bool:
-        """Return whether a checkpoint has weights for `load_model`."""
         return has_weights(folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
-        A resume calls this before the strategy shards the model, and `load_optimizer` afterwards, which loads weights
-        that need a sharded model.
+        On a resume the model is not sharded yet; `load_optimizer` loads weights that need shards.
         """
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state."""
         load_optimizer(self.training.model, self.optimizer, folder)
 
 
@@ -150,21 +138,19 @@ class GatheredStateIO(FullStateIO):
     """I/O of sharded models with full checkpoints: rank 0 gathers and writes, reads and scatters."""
 
     def save_model(self, output_dir: str) -> None:
-        """Write the full model."""
         model = self.training.sharded_model
         weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
             self.training.save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the full optimizer's state."""
         model = self.training.model
         state = whole_optimizer_state(model, self.optimizer)
         if self.is_first:
             self._write({OPTIMIZER_NAME: numbered_as_if_whole(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load weights into the shards; only rank 0 reads the file."""
+        """Load weights into the shards; rank 0 reads the file."""
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
             if self.is_first and has_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
@@ -175,7 +161,7 @@ class GatheredStateIO(FullStateIO):
         load_whole_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state into the shards; only rank 0 reads the file."""
+        """Load the optimizer's state into the shards; rank 0 reads the file."""
         self._load_gathered_optimizer(self.training.model, folder)
 
     def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:
@@ -188,13 +174,10 @@ class GatheredStateIO(FullStateIO):
 
 
 class FsdpStateIO(GatheredStateIO):
-    """I/O of FSDP's `FULL_STATE_DICT`: a file of weights and a file of optimizer state, gathered in rank 0.
-
-    Reads full, sharded and plain checkpoints.
-    """
+    """I/O of FSDP's `FULL_STATE_DICT`, which also reads sharded and plain checkpoints."""
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write weights and optimizer state, with parameter names, in transformers' FSDP files."""
+        """Write weights and optimizer state, by parameter name, in transformers' FSDP files."""
         model = self.training.sharded_model
         weights = self._drop_adapter_base(whole_state_dict(model))
         state = whole_optimizer_state(model, self.optimizer) if is_sharded(model) else self._get_named_optimizer_state()
@@ -208,7 +191,7 @@ class FsdpStateIO(GatheredStateIO):
             model = self.training.sharded_model
         if not is_sharded(model):
             plan = sharding_plan(self.args)
-            # With cpu_ram_efficient_loading the other ranks get weights when the model is sharded.
+            # With cpu_ram_efficient_loading other ranks get weights at the sharding.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_shards and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)
@@ -218,7 +201,6 @@ class FsdpStateIO(GatheredStateIO):
             super().load_model(model, folder, to_resume)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state, and sharded weights."""
         model = self.training.sharded_model
         if has_sharded_state(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
@@ -261,7 +243,7 @@ class FsdpStateIO(GatheredStateIO):
         return by_name(self.optimizer.state_dict(), names)
 
     def _drop_adapter_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Return weights without the frozen base of adapters, which a checkpoint does not contain."""
+        """Drop the frozen base of adapters, which a checkpoint lacks."""
         model = self.training.model
         if not has_adapters(users_model(model)):
             return dict(weights)
@@ -273,7 +255,6 @@ class ShardedStateIO(FsdpStateIO):
     """I/O of FSDP's `SHARDED_STATE_DICT`; `save_model` writes the full model, as `from_pretrained` needs it."""
 
     def save_checkpoint_model(self, output_dir: str) -> None:
-        """Write the model's files except weights, which `save_optimizer` writes."""
         if self.is_first:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             for name in ("config", "generation_config"):
@@ -283,7 +264,6 @@ class ShardedStateIO(FsdpStateIO):
             write_tokenizer_and_args(output_dir, self.args, self.training.processing_class)
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write this process's shards of weights and optimizer state."""
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             get_model_state_dict,
@@ -310,7 +290,7 @@ class DeepSpeedStateIO(FullStateIO):
     """I/O by DeepSpeed's engine, in all processes together."""
 
     def save_model(self, output_dir: str) -> None:
-        """Write the model, in stage 3 with weights gathered or, if the configuration says so, the engine's shards."""
+        """Write the model, in stage 3 with gathered weights or the engine's shards."""
         config: Any = self.args.hf_deepspeed_config
         if not config.is_zero3():
             super().save_model(output_dir)
@@ -333,15 +313,13 @@ class DeepSpeedStateIO(FullStateIO):
         self.save_optimizer(Path(output_dir))
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the engine's weights, optimizer and scheduler."""
         self.training.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def has_weights(self, folder: Path) -> bool:
-        """Return whether the checkpoint has the engine's folder."""
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load the best model's weights; on a resume `load_optimizer` loads them."""
+        """Load the best model's weights; on a resume `load_optimizer` loads weights."""
         if not to_resume:
             self.load_optimizer(folder)
         elif not self.has_weights(folder):
@@ -351,7 +329,7 @@ class DeepSpeedStateIO(FullStateIO):
             )
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the engine's weights, optimizer and scheduler, written by as many processes."""
+        """Load the engine's weights, optimizer and scheduler."""
         written = len(list(folder.glob(f"{ENGINE_FOLDERS}/*zero_pp_rank_*_optim_states.pt")))
         config: Any = self.args.hf_deepspeed_config
         if written not in (0, self.args.world_size) and not config.get_value("checkpoint.load_universal", False):
@@ -374,7 +352,6 @@ class DeepSpeedStateIO(FullStateIO):
 
 
 def choose_state_io(training: TrainingObjects) -> FullStateIO:
-    """Return the state I/O for the training's strategy."""
     plan = sharding_plan(training.args)
     if asks_for_deepspeed(training.args):
         return DeepSpeedStateIO(training)

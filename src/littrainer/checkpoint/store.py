@@ -1,4 +1,4 @@
-"""The store of a run's checkpoints: a folder that one run locks at a time, and that a URL may mirror.
+"""The store of a run's checkpoints, which one run locks at a time, and which a URL may mirror.
 
 The lock ends with its process. Without file locks every run is accepted.
 """
@@ -35,18 +35,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_NAME = ".littrainer_running"
-# The holder may delete the lock file during an attempt.
 MAX_LOCK_TRIES = 10
 
 
 class Store:
-    """The folder that holds the checkpoints of a run.
+    """The folder of a run's checkpoints.
 
     Parameters:
-        lock: descriptor of the lock file; None if this process does not lock the folder.
+        lock: descriptor of the lock file, if this process locks the folder.
 
     Attributes:
-        remote: the run at the URL to which the folder is uploaded, or None.
+        remote: the run at the URL, if the folder is uploaded.
     """
 
     def __init__(self, run_dir: Path, lock: int | None = None) -> None:
@@ -54,26 +53,24 @@ class Store:
         # The working directory may change.
         self._key = run_dir.resolve()
         self.remote: RemoteRun | None = None
-        # Deletions in threads, since deleting large files is slow.
         self._deletions: list[Future[None]] = []
 
     @contextlib.contextmanager
     def stage(self, final: Path) -> Iterator[ManifestBuilder]:
-        """Finish deletions, which free disk space, and stage a checkpoint like `staged_checkpoint`."""
+        """Stage a checkpoint after deletions, which free disk space."""
         self.delete_deferred()
         self.wait_for_deletions()
         with staged_checkpoint(final) as builder:
             yield builder
 
     def delete(self, path: str | Path) -> None:
-        """Delete a checkpoint, in a thread if the folder is locked, or warn.
-
-        If an upload needs the checkpoint, `delete_deferred` deletes it later.
+        """Delete a checkpoint, in a thread if the folder is locked; warn of errors, and defer a deletion before the
+        upload.
         """
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
         logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
-        # An earlier checkpoint of the same name may be pending.
+        # An earlier checkpoint of this name may be pending.
         self.wait_for_deletions()
         try:
             if self.lock is None:
@@ -85,7 +82,6 @@ class Store:
             logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)
 
     def wait_for_deletions(self) -> None:
-        """Wait for all threads that delete checkpoints."""
         for deletion in tuple(self._deletions):
             deletion.result()
             with contextlib.suppress(ValueError):
@@ -100,10 +96,8 @@ class Store:
 
     @contextlib.contextmanager
     def upload(self, hang_timeout: float) -> Iterator[RemoteRun | None]:
-        """Upload the folder to its URL during the block, which has to call `finish_uploads`.
-
-        Yields:
-            the run at the URL; None inside another such block.
+        """Upload the folder to its URL during the block, which calls `finish_uploads`; yield None inside another such
+        block.
 
         Raises:
             RemoteFolderError: the URL is not writable.
@@ -136,16 +130,15 @@ class Store:
         """Wait for uploads, and run deferred deletions.
 
         Raises:
-            RemoteFolderError: an upload failed twice, or made no progress for `hang_timeout`.
+            RemoteFolderError: an upload failed twice or hangs.
         """
         if self.remote is not None:
             self.remote.finish()
             if self.delete_deferred():
-                # Delete them at the URL too.
                 self.remote.finish()
 
     def refuse_foreign_folders(self, steps: range) -> None:
-        """Raise an OSError if another user's folder has the name of a checkpoint of these steps."""
+        """Raise an OSError if another user owns a folder of these steps."""
         if self.lock is None:
             return
         try:
@@ -160,13 +153,12 @@ class Store:
                 )
 
     def close(self) -> None:
-        """Finish deletions and release the lock."""
         try:
             self.wait_for_deletions()
         finally:
             if self.lock is not None:
                 _locked_stores.pop(self._key, None)
-                # Delete before unlocking, so that a waiting process notices that the file was replaced.
+                # Delete before unlocking, so that a waiting process notices the new file.
                 with contextlib.suppress(OSError):
                     (self._key / LOCK_NAME).unlink()
                 os.close(self.lock)
@@ -174,7 +166,7 @@ class Store:
 
 
 def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Run a function in a new thread, for which the process waits at exit."""
+    """Run a function in a thread, for which the process waits at exit."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     result = executor.submit(work)
     executor.shutdown(wait=False)
@@ -183,13 +175,12 @@ def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
 # ---- Locks -----------------------------------------------------------------------------------------------------------
 
-# Stores whose folders this process has locked.
 _locked_stores: dict[Path, Store] = {}
 
 
 def _forget_locks_in_child() -> None:
-    # A forked worker must not keep the lock if its parent is killed; closing its copy does not unlock the file. The
-    # child has no threads that finish the parent's deletions.
+    # A forked worker must not keep the lock if its parent is killed, and lacks the threads that delete. Closing the
+    # copy does not unlock the file.
     for store in _locked_stores.values():
         with contextlib.suppress(OSError):
             os.close(store.lock or -1)
@@ -202,13 +193,13 @@ os.register_at_fork(after_in_child=_forget_locks_in_child)
 
 
 def get_store(run_dir: str | Path) -> Store:
-    """Return the store of a folder if this process has locked it, or a new store without a lock."""
+    """Return this process's locked store of a folder, or a new store without a lock."""
     return _locked_stores.get(Path(run_dir).resolve()) or Store(Path(run_dir))
 
 
 @contextlib.contextmanager
 def open_store(run_dir: Path) -> Iterator[Store]:
-    """Make and lock the folder of a run, unless this process has locked it, and clean up after a killed run.
+    """Make and lock the folder of a run, unless it is locked by this process, and clean up after a killed run.
 
     Raises:
         OSError: the folder is not writable.
@@ -225,7 +216,6 @@ def open_store(run_dir: Path) -> Iterator[Store]:
 
 
 def lock_folder(run_dir: Path) -> Store:
-    """Lock a folder like `open_store`, until `Store.close`."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor, is_locked = _open_lock(run_dir.resolve() / LOCK_NAME, run_dir)
@@ -253,7 +243,6 @@ def is_abandoned(run_dir: Path) -> bool:
 
 
 def make_unwritable_error(run_dir: Path, error: OSError) -> OSError:
-    """Return the error for a folder that is not writable."""
     return OSError(
         error.errno,
         f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
@@ -282,7 +271,7 @@ def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Lock a file and return whether that succeeded; None if the file system has no locks."""
+    """Lock a file and return whether that succeeded; None without file locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Verification of checkpoints: damaged and edited files, and the newest intact checkpoint."""
+"""Verification of checkpoints: damage, edits, and the newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -48,29 +48,25 @@ WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, "adapter_model.safetensors", "adapte
 WEIGHT_INDEXES = (SAFE_WEIGHTS_INDEX_NAME, "pytorch_model.bin.index.json")
 ARCHIVE_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
 
-# Files that no resume reads and that users may change.
 NOT_READ = re.compile(r"(.*/)?(.*\.md|\.git.*|training_args\.bin)|\.cache/.*")
-# Binary files, which nobody edits, so other bytes are damage.
 TENSORS = re.compile(r".*\.(safetensors|pt|pth|bin)")
 FULL_MODEL_FILE = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 
 
 class Findings(NamedTuple):
-    """A sentence for each damaged file, and the files that were edited without damage."""
-
     damage: list[str]
     edits: list[str]
 
 
-# Folder -> stamps of its files, manifest and findings, since verification reads every byte.
+# Cached, since verification reads every byte.
 _findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
 
 
 def damage_in(folder: Path) -> list[str]:
     """Return a sentence for each damaged file of a checkpoint; empty if it is intact.
 
-    Files are compared with the manifest; text files that a user edited, added or replaced are no damage (`edits_in`).
-    Without a manifest, as in checkpoints of transformers, files are checked by their formats.
+    Text files that a user edited or added are no damage (`edits_in`). Without a manifest, as in checkpoints of
+    transformers, files are checked by their formats.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -79,7 +75,7 @@ def damage_in(folder: Path) -> list[str]:
 
 
 def edits_in(folder: Path) -> list[str]:
-    """Return files that were changed, added or removed since a checkpoint was written; empty without a manifest.
+    """Return files that were edited, added or removed since a checkpoint was written; empty without a manifest.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -88,14 +84,7 @@ def edits_in(folder: Path) -> list[str]:
 
 
 def refuse_damage(folder: Path, advice: str) -> None:
-    """Refuse a damaged checkpoint, and warn of an edited checkpoint.
-
-    Parameters:
-        advice: the end of the error.
-
-    Raises:
-        ValueError: the checkpoint is damaged.
-    """
+    """Raise a ValueError for a damaged checkpoint, and warn of edits."""
     damage, edits = _inspect(folder)
     if damage:
         raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
@@ -118,7 +107,7 @@ def _inspect(folder: Path) -> Findings:
         findings = Findings(_inspect_without_manifest(folder, set(stamps)), [])
     else:
         findings = _compare(folder, manifest, set(stamps))
-    # Damage is not cached, since a read error may be temporary.
+    # A read error may be temporary.
     if not findings.damage:
         _findings_cache[key] = stamps, manifest, findings
     return findings
@@ -138,13 +127,13 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
         else:
             damage.append(f"{name} is missing.")
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
-    # Check the trainer state even if unchanged, since a copied folder may have another step's name.
+    # A copied folder may have another step's name, so the state is always checked.
     damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     return Findings([*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)])
 
 
 def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
-    """Return whether a text file was edited, and the damage of any other changed file."""
+    """Return whether a text file was edited, and the damage of another changed file."""
     try:
         if (record := file_record(path)) == expected:
             return False, None
@@ -175,7 +164,6 @@ def _inspect_without_manifest(folder: Path, present: set[str]) -> list[str]:
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     if not indexes and not any(Path(name).name in WEIGHTS or _matches(name, WEIGHT_SHARDS) for name in present):
         damage.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
-    # A model-only checkpoint has none of these states.
     missing = find_missing(present, RESUME_STATES)
     missing = [] if len(missing) == len(RESUME_STATES) else missing
     damage += [f"{name} is missing." for name in [*find_missing(present, [TRAINER_STATE_NAME]), *missing]]
@@ -196,7 +184,6 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# File -> patterns of files that may replace it: shards, DeepSpeed's engine, random states of several processes.
 ALTERNATIVE_FILES = {
     OPTIMIZER_NAME: OPTIMIZER_SHARDS,
     SCHEDULER_NAME: (ENGINE_SHARDS,),
@@ -205,7 +192,6 @@ ALTERNATIVE_FILES = {
 
 
 def find_missing(present: set[str], needed: Iterable[str]) -> list[str]:
-    """Return needed files that are absent and not replaced by `ALTERNATIVE_FILES`."""
     absent = [name for name in needed if name not in present]
     return [name for name in absent if not any(_matches(other, ALTERNATIVE_FILES.get(name, ())) for other in present)]
 
@@ -219,7 +205,6 @@ def _find_missing_shards(folder: Path, index: str) -> list[str]:
 
 
 def find_json_damage(path: Path) -> str | None:
-    """Return why a file is no JSON, or None."""
     try:
         json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -234,7 +219,7 @@ def find_state_damage(path: Path) -> str | None:
     except (OSError, ValueError, RecursionError) as error:
         return f"it is no readable state ({error.__cause__ or error})"
     folder, step, epoch = path.parent.resolve(), state.global_step, state.epoch
-    # Several callbacks of a class have a list of states.
+    # Several callbacks of a class have a list.
     entries = [state.log_history, *state.stateful_callbacks.values()]
     if not all(isinstance(entry, dict) for part in entries for entry in (part if isinstance(part, list) else [part])):
         return "log_history or stateful_callbacks cannot be what was written"
@@ -248,7 +233,7 @@ def find_safetensors_damage(path: Path) -> str | None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        # Reading raises an error at a bad sector, where the mapping of safe_open would end the process.
+        # Reading raises an error at a bad sector, where safe_open's mapping would end the process.
         file_record(path)
         with safe_open(path, "pt"):
             return None
@@ -259,7 +244,7 @@ def find_safetensors_damage(path: Path) -> str | None:
 
 
 def find_archive_damage(path: Path) -> str | None:
-    """Return why a file of torch.save is damaged, by its archive's checksums, or None; pickles are not checked."""
+    """Return why an archive of torch.save is damaged, or None; pickles of earlier releases are not checked."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(ARCHIVE_MAGIC))
@@ -290,11 +275,11 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """Return the intact checkpoint with the highest step in a folder from which training can resume, or None.
 
-    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest complete
-    checkpoint there is downloaded first.
+    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest checkpoint
+    there is downloaded first.
 
     Parameters:
-        folder: an output folder, which contains the `checkpoint-<step>` folders, or its URL.
+        folder: an output folder with `checkpoint-<step>` folders, or its URL.
         without: names of checkpoints to skip.
 
     Raises:
@@ -310,7 +295,6 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 
 
 def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Return the result of `get_last_checkpoint` for the local disk only."""
     newest, damaged, nonfinite = None, {}, []
     for name in [path.name for path in list_checkpoints(folder) if path.name not in without]:
         path = os.path.join(folder, name)

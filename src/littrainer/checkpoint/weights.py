@@ -1,4 +1,4 @@
-"""Writing and loading of model weights in transformers' files, for any module, with adapters or without."""
+"""Writing and loading of any model's weights in transformers' files."""
 
 from __future__ import annotations
 
@@ -41,15 +41,12 @@ from littrainer.runtime.notes import listed
 logger = logging.getLogger(__name__)
 
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-# Non-tensor states of modules (`get_extra_state`), which safetensors cannot hold.
+# Non-tensor states of modules (`get_extra_state`).
 EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
-# Larger weights are sharded into several files, as by `save_pretrained`.
 MAX_SHARD_SIZE: int | str = 50 * 10**9
-# Prefixes of parameter names in models wrapped by torch.compile and DistributedDataParallel.
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
-# Names listed in a message; further names are counted.
 MAX_LISTED_NAMES = 8
 
 
@@ -66,7 +63,7 @@ def write_weights(
 
     Parameters:
         state_dict: weights to write instead of the model's.
-        max_shard_size: bytes, or text such as "5GB", above which the weights are sharded into several files.
+        max_shard_size: bytes, or text such as "5GB", above which weights are sharded into several files.
 
     Raises:
         ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
@@ -87,13 +84,13 @@ def write_weights(
 
 @contextlib.contextmanager
 def _hide_progress_bar() -> Iterator[None]:
-    """Suppress transformers 5's progress bar "Writing model shards" during the block."""
+    """Suppress the progress bar of transformers 5 during the block."""
     set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
     earlier = set_hook(_make_hidden_bar)
     try:
         yield
     finally:
-        # Otherwise a background save has set the hook, and restores it.
+        # Otherwise a background save restores the hook.
         if earlier is not _make_hidden_bar:
             set_hook(earlier)
 
@@ -105,7 +102,7 @@ def _make_hidden_bar(factory: Any, args: Any, keywords: Any) -> Any:
 def can_write_copied_weights(model: Any) -> bool:
     """Return whether this model can be written from a copy of its state dict.
 
-    Adapters, quantized weights and an overridden `save_pretrained` read the model itself. FSDP's state dict would free
+    Adapters, quantized weights and an overridden `save_pretrained` read the model itself; FSDP's state dict would free
     weights that are gathered for a forward pass.
     """
     inner = users_model(model)
@@ -133,7 +130,6 @@ def _write_plain(
     if extras := {name: value for name, value in state.items() if name not in tensors}:
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
-    # Copies share no memory, so look for ties in the model.
     for first, duplicates in find_tied_names(model_state).items():
         for name in duplicates:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
@@ -146,7 +142,7 @@ def _write_plain(
         written.add(tensor.data_ptr())
     fits = isinstance(max_shard_size, int) and sum(tensor.nbytes for tensor in tensors.values()) <= max_shard_size
     if fits and not (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
-        # Fast path: the same file without huggingface_hub's search for shared tensors.
+        # Fast path without huggingface_hub's search for shared tensors.
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     else:
@@ -156,10 +152,8 @@ def _write_plain(
 
 
 def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of tied tensors: first name -> further names."""
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
-        # Only the local shard of a sharded tensor has an address.
         tensor = value.to_local() if is_a(value, "sharded tensor") else value
         if _has_shape(tensor) and not tensor.is_meta and tensor.numel():
             key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
@@ -171,7 +165,7 @@ def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """Load the state dict in a folder; a ValueError names damage, or index entries outside of the folder."""
+    """Load the state dict in a folder; a ValueError names damage."""
     name = next((name for name in READERS if (folder / name).is_file()), None)
     if name is not None:
         state = READERS[name](folder / name)
@@ -204,7 +198,7 @@ def _read_shards(index: Path) -> dict[str, Any]:
     return {name: tensor for path in paths for name, tensor in load(path).items()}
 
 
-# File -> its reader; the first existing file is read.
+# The first existing file is read.
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     SAFE_WEIGHTS_NAME: load_safetensors,
     WEIGHTS_NAME: load_tensors,
@@ -215,12 +209,12 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences between stored weights and those of a model.
+    """Differences between stored weights and a model's.
 
     Parameters:
         missing: names that the file lacks.
         unexpected: names that the model lacks.
-        shapes: sentences about differing shapes.
+        shapes: sentences about shapes.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -229,7 +223,6 @@ class Differences:
 
     @classmethod
     def between(cls, stored: Mapping[str, Any], state: Mapping[str, Any]) -> Differences:
-        """Compare names and shapes of stored weights with a model's state dict."""
         shared = [name for name in state if _has_shape(state[name]) and _has_shape(stored.get(name))]
         return cls(
             [name for name in state if name not in stored],
@@ -259,8 +252,7 @@ def load_weights(
     """Load the weights of a checkpoint into a model by its `load_state_dict`.
 
     Parameters:
-        to_resume: refuse differences that would change the numbers of a resumed training; else differing names are
-            passed to `on_key_mismatch`, and only mismatches such as other shapes are an error.
+        to_resume: refuse differences that would change a resumed training; else only different shapes are an error.
         on_key_mismatch: called with missing and unexpected keys, except for adapters; logs them by default.
 
     Raises:
@@ -277,7 +269,6 @@ def load_weights(
     state, differences = match_to_model(inner, read_weights(folder))
     names = set(state)
     try:
-        # Positional like in transformers, for overrides, which may also pop from the dict.
         result = inner.load_state_dict(state, False)
     except RuntimeError as error:
         raise RuntimeError(_describe_mismatch(folder, str(differences) or str(error))) from error
@@ -296,18 +287,14 @@ def materialize_expanded_tensors(model: nn.Module) -> None:
 
 
 def refuse_mismatched_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
-    """Raise a RuntimeError for weights of another model; buffers and frozen parameters may be missing.
-
-    Parameters:
-        to_resume: refuse differing names too, not only differing shapes.
-    """
+    """Raise a RuntimeError for another model's weights; buffers and frozen parameters may be missing."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
         raise RuntimeError(_describe_mismatch(folder, str(differences)))
 
 
 def log_key_mismatch(load_result: Any) -> None:
-    """Warn of missing and unexpected keys in the result of `load_state_dict`."""
+    """Warn of missing and unexpected keys of `load_state_dict`."""
     if differences := Differences(list(load_result.missing_keys), list(load_result.unexpected_keys)):
         logger.warning("Weights were loaded that do not match the model: %s.", differences)
 
@@ -320,10 +307,10 @@ def _describe_mismatch(folder: Path, text: str) -> str:
 
 
 def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
-    """Return stored weights under the names of a model, and the remaining differences.
+    """Return stored weights under a model's names, and the remaining differences.
 
-    Wrappers' prefixes are removed or added, and tied names completed. If names still differ, transformers converts the
-    weights of its models: it renames, splits and joins weights between releases.
+    If names differ in more than wrappers' prefixes and ties, transformers converts the weights, since it renames,
+    splits and joins weights between releases.
     """
     state, differences = _rename_to_model(model, stored)
     inner: Any = users_model(model)
@@ -332,7 +319,7 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
     try:
         converted, unused, shapes = _convert_names(inner, stored)
     except Exception as error:
-        # A class with another constructor cannot be constructed for the conversion.
+        # The class cannot be constructed from its configuration.
         logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
     state, differences = _rename_to_model(model, converted)
@@ -361,7 +348,7 @@ def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[
 
 
 def _has_shape(value: Any) -> bool:
-    # Parameters of lazy modules have no shape before the first batch.
+    # Parameters of lazy modules have no shape yet.
     return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
@@ -376,7 +363,6 @@ def _convert_names(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any
         the weights, converted or not; stored names that were not converted; and sentences about shapes, by name.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
-    # Suppress transformers' warnings, since the caller reports mismatches.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -394,14 +380,12 @@ def _convert_names(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any
         logging.disable(before)
     shapes = {name: describe_shape_mismatch(name, *pair) for name, *pair in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
-    # The model's `load_state_dict` may use names that the conversion does not.
     unconverted = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
     state = {name: value for name, value in other.state_dict().items() if name not in initialised}
     return {**unconverted, **state}, list(notes["unexpected_keys"]), shapes
 
 
 def _strip_wrapper_prefixes(name: str) -> str:
-    """Return a name without the prefixes of torch.compile and DistributedDataParallel."""
     return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
@@ -412,19 +396,18 @@ def _drop_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[st
 
 # ---- Non-finite weights, which no training step repairs --------------------------------------------------------------
 
-# Files of weights, including adapters.
 WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|littrainer_trained_beside_adapters\.pt")
 
 
 def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
-    """Return the names of non-finite weights; of sharded weights only this process's shards are checked.
+    """Return the names of non-finite weights, of sharded weights in this process's shards.
 
     Parameters:
-        with_buffers: check saved buffers too for nan; they may be infinite, for example masks.
-        optimizer: check its states too for nan.
+        with_buffers: check saved buffers too, for nan only, since masks may be infinite.
+        optimizer: check its states too, for nan only.
     """
     states = tree_leaves([dict(state) for state in getattr(optimizer, "state", {}).values()])
-    # Skip scalar step counts, each of which would be copied to the device separately.
+    # Skip scalar step counts, which would each be copied separately.
     buffers = {
         str(index): state for index, state in enumerate(states) if isinstance(state, torch.Tensor) and state.ndim
     }
@@ -438,7 +421,7 @@ def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimiz
         weight = torch.view_as_real(weight) if weight.is_complex() else weight
         if weight.is_floating_point() and weight.itemsize > 1 and not weight.is_meta and weight.numel():
             weights[name] = weight
-    # A finite total norm proves that all weights are finite; an infinite norm may be an overflow.
+    # A finite norm proves that all weights are finite; an infinite norm may be an overflow.
     if math.isfinite(nn.utils.get_total_norm(weights.values())):
         return []
 
@@ -452,11 +435,10 @@ def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimiz
 # ---- PEFT adapters, the only weights in their checkpoints ------------------------------------------------------------
 
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
-# Trained parameters that PEFT does not save: the encoder of p-tuning, and unfrozen parameters of the base model.
+# Trained parameters that PEFT does not save: p-tuning's encoder, and unfrozen base parameters.
 NON_ADAPTER_PARAMS_NAME = "littrainer_trained_beside_adapters.pt"
-# PEFT's default adapter, stored in the checkpoint's folder; other adapters are in subfolders of their names.
+# In the checkpoint's folder; other adapters are in subfolders.
 DEFAULT_ADAPTER = "default"
-# Prefix of names in PEFT's models and in adapter files.
 PEFT_PREFIX = "base_model.model."
 
 
@@ -466,25 +448,21 @@ def has_adapters(model: Any) -> bool:
 
 
 def list_adapters(folder: Path) -> dict[str, Path]:
-    """Return the folders of a checkpoint's adapters by adapter name; the checkpoint's folder has the name ""."""
+    """Return a checkpoint's adapters, name -> folder; the checkpoint's own folder has the name ""."""
     folders = {"": folder} if _find_weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
-        # `folder` may be a run's folder with checkpoints.
+        # A run's folder contains checkpoints.
         if entry.is_dir() and checkpoint_step(entry) is None and _find_weights_file(entry) is not None:
             folders[entry.name] = entry
     return folders
 
 
 def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
-    """Load a checkpoint's adapters into a model that has them, and return mismatches in sentences.
-
-    Parameters:
-        is_trainable: keep the model's mode for training; else set evaluation mode.
-    """
+    """Load a checkpoint's adapters into a model that has them, and return mismatches in sentences."""
     from peft import set_peft_model_state_dict
 
     folders, active = list_adapters(folder) or {"": folder}, _active_adapters(model)
-    # A single adapter in the checkpoint's folder is loaded into the active adapter.
+    # A single adapter is loaded into the active adapter.
     paths = {(active[0] if list(folders) == [""] else name or DEFAULT_ADAPTER): path for name, path in folders.items()}
     stored = {}
     for name, path in paths.items():
@@ -503,7 +481,6 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
         for name, state in stored.items():
             set_peft_model_state_dict(model, state, adapter_name=name)
         if not is_trainable and is_a(model, "peft model"):
-            # Like PEFT's loading.
             model.eval()
     return complaints
 
@@ -513,7 +490,7 @@ def _active_adapters(model: Any) -> list[str]:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """Load the weights of an adapter, with the file's names; raise a ValueError if there is none."""
+    """Load an adapter, with the file's names, or raise a ValueError."""
     path = _find_weights_file(folder)
     if path is None:
         raise ValueError(
@@ -534,7 +511,7 @@ def write_non_adapter_params(model: Any, folder: Path, state_dict: Mapping[str, 
 
 
 def load_non_adapter_params(model: Any, folder: Path) -> list[str]:
-    """Load the file of `write_non_adapter_params`, and return mismatches; warn of trained parameters in no file."""
+    """Load the file of `write_non_adapter_params`, and return mismatches; warn of parameters in no file."""
     model_state = model.state_dict()
     path = folder / NON_ADAPTER_PARAMS_NAME
     stored = load_tensors(path) if path.is_file() else {}
@@ -573,7 +550,7 @@ def _find_weights_file(folder: Path) -> Path | None:
 def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Differences:
     from peft import get_peft_model_state_dict
 
-    # PEFT stores embeddings with an adapter if their size has changed.
+    # PEFT stores embeddings if their size has changed.
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     differences = Differences.between(stored, state)
     unexpected = [key for key in differences.unexpected if "embed" not in key and "lm_head" not in key]
@@ -581,7 +558,6 @@ def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Diff
 
 
 def read_adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """Load the weights of a checkpoint's adapters, with the names of the model's parameters."""
     parameters = [name for name, _ in model.named_parameters()]
     folders, weights = list_adapters(folder), dict[str, Any]()
     for adapter in getattr(model, "peft_config", {}):
@@ -593,7 +569,7 @@ def read_adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
             for name in parameters
             if f".{adapter}." in name
         }
-        # transformers' models with adapters lack the prefix of the file's names.
+        # transformers' models lack the prefix of the file's names.
         stored = {
             name if name in names else name.removeprefix(PEFT_PREFIX): value
             for name, value in read_adapter(source).items()

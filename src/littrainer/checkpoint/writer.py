@@ -1,4 +1,4 @@
-"""The writer of a checkpoint's files, at once or deferred to a thread."""
+"""The writer of a checkpoint's files, at once or deferred."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ logger.addFilter(rewrite_staging_paths)
 
 
 class StagedCheckpoint:
-    """A checkpoint, or another folder, that the Trainer's methods write.
+    """A checkpoint, or another folder, to write.
 
     Parameters:
-        folder: the folder of the files.
-        manifest: records complete files; None in a process that is not the writer.
+        manifest: records complete files, in the writer's process.
 
     Attributes:
         is_deferred: whether values are collected for `write_deferred`.
         defers_shards: whether shards are collected for `write_collected_shards`.
-        deferred: collected values and the functions that write them.
-        shards: collected sharded states, by folder name.
     """
 
     def __init__(self, folder: Path, manifest: ManifestBuilder | None = None) -> None:
@@ -46,11 +43,7 @@ class StagedCheckpoint:
         self.shards: dict[str, Any] = {}
 
     def write_model(self, model: nn.Module, state_dict: dict[str, Any] | None = None) -> None:
-        """Write weights and configuration, loadable with `from_pretrained`.
-
-        Parameters:
-            state_dict: weights to write; the model's by default.
-        """
+        """Write weights and configuration, loadable with `from_pretrained`."""
         logger.info(f"Saving model checkpoint to {self.folder}")
         if self.is_deferred and can_write_copied_weights(model):
             weights = model.state_dict() if state_dict is None else state_dict
@@ -63,24 +56,19 @@ class StagedCheckpoint:
         self._write(objects, self._write_objects)
 
     def write_trainer_state(self, text: str) -> None:
-        """Write trainer_state.json."""
         self._write(text, functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8"))
 
     def write_shards(self, states: dict[str, Any]) -> None:
         """Write this process's shards of states, by folder name; all processes call this."""
         self.shards.update(states)
         for name in states:
-            # A failure in `write_collected_shards` would hang the other processes.
+            # A later failure would hang the other processes.
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         if not self.defers_shards:
             self.write_collected_shards()
 
     def write_collected_shards(self, group: Any = None) -> None:
-        """Write this process's shards, and wait for those of all processes.
-
-        Parameters:
-            group: the process group that synchronizes the write; by default the training's.
-        """
+        """Write this process's shards, and wait for those of all processes."""
         from littrainer.checkpoint import sharded_files
 
         for name, state in self.shards.items():
@@ -88,7 +76,6 @@ class StagedCheckpoint:
         self.shards = {}
 
     def write_deferred(self) -> None:
-        """Write the collected values."""
         for value, write in self.deferred:
             write(value)
         self.deferred = []
