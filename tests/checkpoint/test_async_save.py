@@ -86,7 +86,7 @@ def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes
     return quiet_trainer(folder, NoisyClassifier(), kind=kind, given={"callbacks": list(callbacks)}, **settings)
 
 
-def test_checkpoints_are_those_of_a_training_that_waits_and_resume_to_the_same_numbers(tmp_path: Path) -> None:
+def test_background_checkpoints_equal_synchronous_checkpoints_and_resume_exactly(tmp_path: Path) -> None:
     waiting = make(tmp_path / "waiting", async_save=False)
     waiting.train()
     make(tmp_path / "background").train()
@@ -126,7 +126,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(StagedCheckpoint, "write_deferred", write)
 
 
-def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_cause(
+def test_a_failed_write_is_an_error_at_a_later_step_with_checkpoint_and_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Patient(TrainerCallback):
@@ -149,7 +149,7 @@ def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_ca
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", RUN_RECORD_NAME]
 
 
-def test_a_write_that_fails_beside_another_error_is_logged(
+def test_a_failed_write_during_another_error_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gate: Gate
 ) -> None:
     class Failing(TrainerCallback):
@@ -177,7 +177,7 @@ def test_if_training_ends_by_ctrl_c_the_pending_checkpoint_is_finished(tmp_path:
     assert make(tmp_path).train(resume_from_checkpoint=True).global_step == 7
 
 
-def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:
+def test_a_stop_signal_waits_for_the_pending_checkpoint_and_saves_another(tmp_path: Path, gate: Gate) -> None:
     class Stopping(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 3:
@@ -189,7 +189,7 @@ def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tm
     assert [damage_in(tmp_path / f"checkpoint-{step}") for step in (2, 3)] == [[], []]
 
 
-def test_what_a_callback_asks_for_when_it_is_told_of_a_save_is_done(tmp_path: Path) -> None:
+def test_control_flags_that_on_save_sets_take_effect(tmp_path: Path) -> None:
     class StopAtFirstSave(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = True
@@ -197,7 +197,7 @@ def test_what_a_callback_asks_for_when_it_is_told_of_a_save_is_done(tmp_path: Pa
     assert make(tmp_path, StopAtFirstSave(), max_steps=50, num_train_epochs=50).train().global_step < 50
 
 
-def test_the_best_model_is_loaded_from_a_checkpoint_that_is_complete(tmp_path: Path) -> None:
+def test_the_best_model_is_loaded_from_a_complete_checkpoint(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "eval_strategy": "steps",
         "eval_steps": 2,
@@ -215,7 +215,7 @@ def test_the_best_model_is_loaded_from_a_checkpoint_that_is_complete(tmp_path: P
         assert torch.equal(ours.model.state_dict()[name], tensor)
 
 
-def test_a_save_by_hand_waits_for_the_one_in_the_background_and_is_there_at_once(tmp_path: Path, gate: Gate) -> None:
+def test_a_manual_save_waits_for_the_background_save_and_is_synchronous(tmp_path: Path, gate: Gate) -> None:
     folders: list[list[str]] = []
 
     class ByHand(TrainerCallback):
@@ -231,7 +231,7 @@ def test_a_save_by_hand_waits_for_the_one_in_the_background_and_is_there_at_once
 
 
 @pytest.mark.parametrize("method", ["_save", "save_model", "_save_checkpoint"])
-def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told_once(
+def test_an_overridden_save_method_runs_on_the_main_thread_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     threads: list[threading.Thread] = []
@@ -249,7 +249,7 @@ def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told
     assert ("save", 2, ["checkpoint-2"]) in watcher.seen
 
 
-def test_what_cannot_be_copied_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_models_that_cannot_be_copied_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     storage: Any = SimpleNamespace(can_be_copied=False)
     saves = CheckpointManager()
     saves.is_async = True
@@ -266,7 +266,7 @@ class OwnWriter(BertForSequenceClassification):
         super().save_pretrained(save_directory)
 
 
-def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp_path: Path) -> None:
+def test_an_overridden_save_pretrained_runs_on_the_main_thread(tmp_path: Path) -> None:
     model = OwnWriter(tiny_bert_classifier().config)
     given = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
     quiet_trainer(tmp_path, model, given=given, max_steps=2, async_save=True, save_strategy="steps").train()
@@ -274,7 +274,7 @@ def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp
     assert damage_in(tmp_path / "checkpoint-2") == []
 
 
-def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
+def test_copies_share_memory_like_the_originals() -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     states = {"one": whole, "tied": whole, "column": whole[:, 1], "turned": whole.t(), "other": whole.clone()}
     kinds = {
@@ -296,7 +296,7 @@ def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
     assert copied["column"].tolist() == [1.0, 5.0, 9.0]
 
 
-def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> None:
+def test_an_unshared_tensor_is_copied_by_one_operation() -> None:
     class Operations(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -315,7 +315,7 @@ def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> 
     assert all(torch.equal(one, other) for one, other in zip(copied, states, strict=True))
 
 
-def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() -> None:
+def test_only_released_buffers_are_reused() -> None:
     copies = HostCopies()
     states = [torch.ones(1000), torch.ones(500)]
     first = copies.copy(states)

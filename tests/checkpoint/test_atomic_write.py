@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.name != "littrainer_manifest.json"}
 
 
-def test_a_folder_is_there_when_it_is_complete_and_not_before(tmp_path: Path) -> None:
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-5"
     with staged_folder(final) as folder:
         (folder / "a").touch()
@@ -46,7 +46,7 @@ def test_a_folder_is_there_when_it_is_complete_and_not_before(tmp_path: Path) ->
 
 @pytest.mark.parametrize("existed", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), OSError(errno.EIO, "x")], ids=repr)
-def test_after_an_exception_everything_is_as_it_was(tmp_path: Path, error: BaseException, existed: bool) -> None:
+def test_an_exception_leaves_everything_unchanged(tmp_path: Path, error: BaseException, existed: bool) -> None:
     final = tmp_path / "checkpoint-5"
     if existed:
         write(final, a="before")
@@ -58,7 +58,7 @@ def test_after_an_exception_everything_is_as_it_was(tmp_path: Path, error: BaseE
     assert not existed or contents(final) == {"a": "before"}
 
 
-def test_an_earlier_folder_of_that_name_is_replaced_but_for_what_a_user_put_there(tmp_path: Path) -> None:
+def test_an_earlier_folder_is_replaced_except_files_that_a_user_added(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-5"
     final.mkdir()
     # As an override of `_save_checkpoint` does before it calls `super()`.
@@ -110,7 +110,7 @@ def is_half(folder: Path) -> bool:
 
 @pytest.mark.parametrize("is_in_overlay", [False, True])
 @pytest.mark.parametrize("with_manifest", [True, False], ids=["ours", "of transformers"])
-def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_ones_only(
+def test_a_kill_during_replacement_or_deletion_leaves_only_complete_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_manifest: bool, is_in_overlay: bool
 ) -> None:
     if is_in_overlay:
@@ -151,7 +151,7 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
     assert list(dict.fromkeys(ends)) == [("before", True), ("after", True), ("after", False)]
 
 
-def test_only_what_training_left_unfinished_is_removed_and_what_is_complete_is_put_in_its_place(
+def test_incomplete_staging_folders_are_removed_and_complete_folders_are_renamed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for folder in ("mydata-2024", "checkpoint-2", "checkpoint-5"):
@@ -182,7 +182,7 @@ def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> Non
     assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
 
 
-def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_deleting_a_link_leaves_its_target(tmp_path: Path) -> None:
     write(tmp_path / "elsewhere" / "checkpoint-5", a="x")
     (tmp_path / "checkpoint-5").symlink_to(tmp_path / "elsewhere" / "checkpoint-5")
     delete_atomically(tmp_path / "checkpoint-5")
@@ -201,7 +201,7 @@ def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Pa
     ],
     ids=repr,
 )
-def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: Path, error: Any) -> None:
+def test_a_full_disk_error_names_checkpoint_file_free_space_and_remedy(tmp_path: Path, error: Any) -> None:
     file = getattr(error, "filename", None) or "weights"
     told = rf"checkpoint-5 could not be written beyond {file}.*7 bytes.*are free"
     with pytest.raises(OSError, match=told) as caught, staged_folder(tmp_path / "checkpoint-5") as folder:
@@ -213,7 +213,7 @@ def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
-def test_the_handlers_of_a_script_are_changed_only_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_log_handlers_have_a_filter_only_during_a_save(tmp_path: Path) -> None:
     handler = logging.Handler()
     logging.getLogger().addHandler(handler)
     try:

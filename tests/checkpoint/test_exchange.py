@@ -32,9 +32,7 @@ def assert_same_numbers(resumed: Result, whole: Result) -> None:
 @pytest.mark.parametrize(
     ("writer", "reader"), [(littrainer, transformers), (transformers, littrainer)], ids=["to", "from"]
 )
-def test_a_training_goes_on_in_the_other_library_with_the_same_numbers(
-    tmp_path: Path, writer: Any, reader: Any, kind: str
-) -> None:
+def test_a_training_resumes_exactly_in_the_other_library(tmp_path: Path, writer: Any, reader: Any, kind: str) -> None:
     whole = train(writer, KINDS[kind], tmp_path / kind)
     assert_same_numbers(train(reader, KINDS[kind], tmp_path / "second", checkpoint(tmp_path, kind)), whole)
 
@@ -65,14 +63,12 @@ def result(folder: Path, name: str) -> Result:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_of_transformers_5_3_goes_on_here_with_the_same_numbers(
-    earlier_runs: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_training_of_transformers_5_3_resumes_exactly_here(earlier_runs: Path, tmp_path: Path, kind: str) -> None:
     resumed = train(littrainer, KINDS[kind], tmp_path, checkpoint(earlier_runs / "theirs", kind))
     assert_same_numbers(resumed, result(earlier_runs / "theirs", f"{kind}.whole"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_goes_on_in_transformers_5_3_with_the_same_numbers(earlier_runs: Path, kind: str) -> None:
+def test_a_training_resumes_exactly_in_transformers_5_3(earlier_runs: Path, kind: str) -> None:
     resumed = result(earlier_runs / "theirs", f"{kind}.resumed")
     assert_same_numbers(resumed, result(earlier_runs / "ours", f"{kind}.whole"))

@@ -19,7 +19,7 @@ TRIED = ("empty_disk", "best_model", "lead_out", "damaged_download", "short_read
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_runs_at_an_address_do_the_same_with_an_earlier_fsspec(release: str) -> None:
+def test_remote_runs_work_with_an_earlier_fsspec(release: str) -> None:
     folder = Path(os.environ.get(VARIABLE) or ROOT / ".venv" / "fsspec") / release
     if not folder.is_dir():
         pytest.skip(f"fsspec {release} is not installed in its folder: `make test-all` does it")

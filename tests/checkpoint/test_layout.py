@@ -47,7 +47,7 @@ every_layout = pytest.mark.parametrize("times", FOLDERS.values(), ids=FOLDERS.ke
 
 
 @every_layout
-def test_the_last_checkpoint_is_the_one_that_transformers_finds(tmp_path: Path, times: dict[str, float]) -> None:
+def test_get_last_checkpoint_equals_that_of_transformers(tmp_path: Path, times: dict[str, float]) -> None:
     root = make_folders(tmp_path / "out", times)
     for folder in [path for path in root.glob("checkpoint-*") if path.is_dir()]:
         write_manifest(folder)
@@ -96,7 +96,7 @@ def written_in_order(root: Path, times: dict[str, float]) -> Path:
 CLOCK_SET_BACK = {"checkpoint-2": 5000.0, "checkpoint-4": 5010.0, "checkpoint-6": 1000.0}
 
 
-def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path) -> None:
     root = written_in_order(tmp_path / "ours", CLOCK_SET_BACK)
     assert [Path(path).name for path in sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
     without_manifests = make_folders(tmp_path / "theirs", CLOCK_SET_BACK)
@@ -105,7 +105,7 @@ def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp
         assert folders_in(folder) == ["checkpoint-6"]
 
 
-def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_path: Path) -> None:
+def test_folders_with_text_after_the_step_are_no_checkpoints(tmp_path: Path) -> None:
     names = ["checkpoint-5-old", "checkpoint-best", "checkpoint-", "checkpoint-1a", ".checkpoint-7", "checkpoint--3"]
     root = make_folders(tmp_path / "out", {"checkpoint-2": 1000, "checkpoint-3": 1000, **dict.fromkeys(names, 2000)})
     for name in names:
@@ -116,9 +116,7 @@ def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_pa
     assert get_last_checkpoint(root) is None
 
 
-def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_checkpoints_are_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = written_in_order(tmp_path / "out", {"checkpoint-1": 1000, "checkpoint-2": 1000, "checkpoint-3": 1000})
     (root / "checkpoint-3" / "file").unlink()
     assert get_last_checkpoint(str(root)) == str(root / "checkpoint-2")
@@ -130,7 +128,7 @@ def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
     assert get_last_checkpoint(root) is None and "no intact one before it" in caplog.text
 
 
-def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
+def test_a_failed_deletion_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make_folders(tmp_path / "out", FOLDERS["by step, not by name"])
@@ -143,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
     assert "checkpoint-3" in caplog.text and "Permission denied" in caplog.text
 
 
-def test_an_output_dir_that_cannot_be_made_is_told_with_the_reason(
+def test_an_output_dir_that_cannot_be_made_is_an_error_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to("gone")
@@ -158,7 +156,7 @@ def test_an_output_dir_that_cannot_be_made_is_told_with_the_reason(
         quiet_trainer("memory://bucket/run")
 
 
-def test_files_have_the_names_they_have_in_transformers() -> None:
+def test_files_have_the_names_of_transformers() -> None:
     homes = (transformers.trainer, transformers.utils, theirs)
     names = [name for name in dir(ours) if name.endswith("_NAME") or name == "PREFIX_CHECKPOINT_DIR"]
     known = {name: getattr(home, name) for home in homes for name in names if hasattr(home, name)}

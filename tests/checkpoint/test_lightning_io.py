@@ -77,7 +77,7 @@ def weights(module: nn.Module) -> dict[str, Any]:
     return {name: value.tolist() for name, value in module.state_dict().items()}
 
 
-def test_a_lightning_training_goes_on_from_a_folder_with_the_same_numbers(tmp_path: Path) -> None:
+def test_a_lightning_training_resumes_exactly_from_a_folder(tmp_path: Path) -> None:
     whole, second = VectorModule(note="a"), VectorModule()
     fitted(tmp_path / "step.ckpt", whole, epochs=2, save_at=EPOCH_STEPS)
     trainer = fitted(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
@@ -91,7 +91,7 @@ def test_a_lightning_training_goes_on_from_a_folder_with_the_same_numbers(tmp_pa
     ]
 
 
-def test_a_model_of_transformers_is_written_for_from_pretrained_with_its_tokenizer(tmp_path: Path) -> None:
+def test_a_transformers_model_is_saved_with_its_tokenizer_for_from_pretrained(tmp_path: Path) -> None:
     module = VectorModule(tiny_gpt2())
     trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module.model, tiny_tokenizer())], **QUIET)
     trainer.strategy.connect(module)
@@ -104,7 +104,7 @@ def test_a_model_of_transformers_is_written_for_from_pretrained_with_its_tokeniz
     assert "state_dict" not in state
 
 
-def test_the_best_folder_of_a_model_checkpoint_is_kept_loaded_and_the_others_deleted(tmp_path: Path) -> None:
+def test_model_checkpoint_keeps_and_loads_the_best_folder(tmp_path: Path) -> None:
     module = VectorModule()
 
     class Report(pl.Callback):
@@ -126,7 +126,7 @@ def test_the_best_folder_of_a_model_checkpoint_is_kept_loaded_and_the_others_del
 
 @pytest.mark.parametrize("library", [littrainer, transformers], ids=["ours", "theirs"])
 @pytest.mark.parametrize("saved_at", [EPOCH_STEPS, 3], ids=["end of an epoch", "middle of an epoch"])
-def test_a_folder_that_a_trainer_wrote_is_resumed_by_lightning(tmp_path: Path, library: Any, saved_at: int) -> None:
+def test_lightning_resumes_from_a_trainers_checkpoint(tmp_path: Path, library: Any, saved_at: int) -> None:
     class DecaysWeights(VectorModule):
         def configure_optimizers(self) -> Any:
             names = ("weight",)
@@ -164,7 +164,7 @@ def test_a_folder_that_a_trainer_wrote_is_resumed_by_lightning(tmp_path: Path, l
         assert weights(module.model) == at_start
 
 
-def test_a_folder_with_a_model_alone_is_enough_to_validate_and_not_to_fit(tmp_path: Path) -> None:
+def test_a_model_only_folder_can_be_validated_but_not_resumed(tmp_path: Path) -> None:
     quiet_trainer(tmp_path).save_model()
     module = VectorModule(has_temperature=False)
     nn.init.zeros_(module.model.head.weight)
@@ -175,7 +175,7 @@ def test_a_folder_with_a_model_alone_is_enough_to_validate_and_not_to_fit(tmp_pa
         trainer.fit(module, batches(), ckpt_path=tmp_path)
 
 
-def test_a_lightning_callback_of_our_trainer_writes_what_the_trainer_resumes_from(tmp_path: Path) -> None:
+def test_the_trainer_resumes_from_checkpoints_of_its_lightning_callbacks(tmp_path: Path) -> None:
     whole = quiet_trainer(
         tmp_path,
         rows=20,
@@ -203,12 +203,12 @@ def saved(folder: Path, module: Any = None, io: Any = None) -> None:
     trainer.save_checkpoint(folder)
 
 
-def test_a_plugin_that_does_not_know_the_model_says_so(tmp_path: Path) -> None:
+def test_a_plugin_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no model.*TransformersCheckpointIO\(model\)"):
         saved(tmp_path / "a", io=TransformersCheckpointIO())
 
 
-def test_an_attribute_that_holds_no_model_is_an_error_that_names_the_modules(tmp_path: Path) -> None:
+def test_an_attribute_without_a_model_is_an_error_that_names_the_modules(tmp_path: Path) -> None:
     module = VectorModule()
     with pytest.raises(ValueError, match=r"has no weights below 'net' \(it has: model, temperature\)"):
         saved(tmp_path / "a", module, TransformersCheckpointIO(module, attribute="net"))
@@ -216,7 +216,7 @@ def test_an_attribute_that_holds_no_model_is_an_error_that_names_the_modules(tmp
         TransformersCheckpointIO(module, attribute="net")._model()
 
 
-def test_places_that_hold_no_folder_of_this_plugin_are_named(tmp_path: Path) -> None:
+def test_paths_without_a_checkpoint_folder_are_errors_that_name_them(tmp_path: Path) -> None:
     io = TransformersCheckpointIO(VectorClassifier())
     for method, arguments in (
         ("save_checkpoint", ({"state_dict": {}},)),
@@ -244,13 +244,13 @@ def test_hyper_parameters_that_could_not_be_loaded_safely_are_refused_when_savin
     assert not (tmp_path / "a").exists()
 
 
-def test_paths_and_enumerations_among_hyper_parameters_are_kept_as_text(tmp_path: Path) -> None:
+def test_paths_and_enums_in_hyper_parameters_are_saved_as_text(tmp_path: Path) -> None:
     saved(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
     state = torch.load(tmp_path / "a" / "lightning_state.pt", weights_only=True)
     assert state["hyper_parameters"] == {"data": "somewhere", "kind": "steps"}
 
 
-def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
+def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
     io = TransformersCheckpointIO(VectorClassifier())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").touch()
@@ -265,7 +265,7 @@ def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_lightnings_own_plugin_is_left_in_its_place(tmp_path: Path) -> None:
+def test_lightnings_own_checkpoint_io_is_not_replaced(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(dirpath=tmp_path / "lightning")
     plugin = TorchCheckpointIO()
     quiet_trainer(tmp_path, max_steps=1, given={"lightning": {"plugins": [plugin], "callbacks": [keeper]}}).train()

@@ -115,7 +115,7 @@ def stop() -> None:
     raise InterruptedError("the machine is taken away")
 
 
-def test_a_run_goes_on_exactly_on_a_machine_with_an_empty_disk(tmp_path: Path, move: Move) -> None:
+def test_a_run_resumes_exactly_on_a_machine_with_an_empty_disk(tmp_path: Path, move: Move) -> None:
     kept = {"save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
     whole = make(str(tmp_path / "whole"), **kept)
     whole.train()
@@ -163,7 +163,7 @@ def test_the_best_model_is_downloaded_too(address: str, move: Move) -> None:
     assert names_at(address) == ["checkpoint-2", "checkpoint-6"]
 
 
-def test_what_is_saved_after_training_is_uploaded_and_a_report_shows_it(
+def test_saves_after_training_are_uploaded_and_reported(
     address: str, move: Move, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = make(address, logging_strategy="steps", logging_steps=1)
@@ -182,7 +182,7 @@ def test_what_is_saved_after_training_is_uploaded_and_a_report_shows_it(
     assert "trainer_state.json" in capsys.readouterr().err
 
 
-def test_a_checkpoint_is_resumed_by_its_address_and_refused_if_it_is_not_there(address: str, move: Move) -> None:
+def test_a_checkpoint_is_resumed_by_its_url_and_refused_if_missing(address: str, move: Move) -> None:
     make(address).train()
     move("two")
     trainer = make(f"{address}-next", max_steps=8)
@@ -194,7 +194,7 @@ def test_a_checkpoint_is_resumed_by_its_address_and_refused_if_it_is_not_there(a
         make(f"{address}-none").train(resume_from_checkpoint=True)
 
 
-def test_a_failed_upload_is_a_warning_tried_at_the_next_save_and_an_error_at_the_end(
+def test_a_failed_upload_is_a_warning_with_retry_and_an_error_at_the_end(
     address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = ["checkpoint-2/optimizer.pt", "checkpoint-6/model.safetensors"]
@@ -220,9 +220,7 @@ def test_a_failed_upload_is_a_warning_tried_at_the_next_save_and_an_error_at_the
     assert names_at(address) == ["checkpoint-4", "checkpoint-6", "checkpoint-7"]
 
 
-def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_checkpoints_are_deleted_only_after_a_newer_upload(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ["checkpoint-4/", "checkpoint-6/"]
     refuse_writes(monkeypatch, refused)
     trainer = make(address, max_steps=8, save_total_limit=1)
@@ -240,7 +238,7 @@ def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
     assert names_at(address) == ["checkpoint-8"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-4")
 
 
-def test_a_checkpoint_that_is_safe_at_the_address_alone_lets_older_ones_be_deleted_here(address: str) -> None:
+def test_a_remote_only_checkpoint_allows_deletion_of_older_local_checkpoints(address: str) -> None:
     make(address).train()
     run = RemoteRun(Path(local_folder(address)))
     run.claim()
@@ -266,7 +264,7 @@ def test_an_upload_that_hangs_is_an_error_after_hang_timeout(address: str, monke
 
 
 @pytest.mark.parametrize("by", ["auto", "address"])
-def test_what_has_no_manifest_is_resumed_named_and_never_deleted(
+def test_remote_checkpoints_without_manifest_are_resumed_and_never_deleted(
     tmp_path: Path, move: Move, caplog: pytest.LogCaptureFixture, by: str
 ) -> None:
     there = tmp_path / "there" / "run"
@@ -293,13 +291,13 @@ def test_what_has_no_manifest_is_resumed_named_and_never_deleted(
     )
 
 
-def test_thinned_checkpoints_are_thinned_at_the_address(address: str) -> None:
+def test_thinned_checkpoints_are_thinned_at_the_url(address: str) -> None:
     make(address, keep_optimizer_states=1).train()
     assert names_at(address, "checkpoint-*/optimizer.pt") == ["checkpoint-6/optimizer.pt"]
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_a_checkpoint_that_is_thinned_while_it_is_uploaded_is_thinned_at_the_address(
+def test_a_checkpoint_that_is_thinned_during_its_upload_is_thinned_at_the_url(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = RemoteFolder.write
@@ -341,7 +339,7 @@ def deny(path: str) -> None:
     raise PermissionError("DeleteObject is not allowed")
 
 
-def test_a_torn_manifest_makes_an_older_checkpoint_the_newest(
+def test_a_checkpoint_with_a_torn_manifest_is_skipped(
     address: str, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address).train()
@@ -356,7 +354,7 @@ def test_a_torn_manifest_makes_an_older_checkpoint_the_newest(
     assert newest_of(local_folder(address)) == "checkpoint-6"
 
 
-def test_a_damaged_download_is_repeated_and_then_an_error_that_names_it(
+def test_a_damaged_download_is_retried_and_then_an_error(
     address: str, move: Move, memory: Callable[[str, Hook], None]
 ) -> None:
     make(address).train()
@@ -373,7 +371,7 @@ def test_a_damaged_download_is_repeated_and_then_an_error_that_names_it(
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_a_short_read_of_a_manifest_is_no_missing_checkpoint(
+def test_a_short_read_of_a_manifest_does_not_hide_a_checkpoint(
     address: str, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(address).train()
@@ -394,7 +392,7 @@ def test_a_short_read_of_a_manifest_is_no_missing_checkpoint(
         get_last_checkpoint(address)
 
 
-def test_a_start_from_0_deletes_nothing_of_an_earlier_run(
+def test_a_fresh_start_deletes_no_checkpoint_of_an_earlier_run(
     address: str, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address, save_steps=6).train()
@@ -414,7 +412,7 @@ def weight(folder: str | Path) -> float:
     return sum(tensor.sum().item() for tensor in load_file(Path(folder) / "model.safetensors").values())
 
 
-def test_a_newer_checkpoint_is_never_replaced_by_an_older_one(
+def test_a_newer_checkpoint_is_never_replaced_by_an_older_checkpoint(
     address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address, max_steps=4).train()
@@ -463,7 +461,7 @@ def test_keys_that_lead_out_of_a_checkpoint_are_not_downloaded(
 
 
 @pytest.mark.parametrize("form", ["smb://user:hunter2@host/share/run", "smb://host/share/run?sig=hunter2&b"])
-def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_in_a_url_are_never_stored(form: str, move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
 
     class Share(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
@@ -500,7 +498,7 @@ def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monke
     assert without_credentials("abfs://container@account/run") == "abfs://container@account/run"
 
 
-def test_without_the_right_to_delete_older_checkpoints_stay_whole_and_a_warning_comes_once(
+def test_without_the_right_to_delete_older_checkpoints_stay_complete_with_one_warning(
     address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     memory("rm", deny)
@@ -520,7 +518,7 @@ ODD_MARKERS = {
 
 
 @pytest.mark.parametrize("odd", ODD_MARKERS)
-def test_an_odd_marker_says_nothing(address: str, move: Move, odd: str) -> None:
+def test_an_invalid_marker_is_ignored(address: str, move: Move, odd: str) -> None:
     make(address, max_steps=2).train()
     files, root = url_to_fs(address)
     files.pipe_file(f"{root}/{MARKER_NAME}", ODD_MARKERS[odd])
@@ -529,7 +527,7 @@ def test_an_odd_marker_says_nothing(address: str, move: Move, odd: str) -> None:
     assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_names_in_a_manifest_lead_nowhere_else(address: str, move: Move) -> None:
+def test_manifests_with_names_outside_of_the_folder_are_refused(address: str, move: Move) -> None:
     make(address).train()
     files, root = url_to_fs(address)
     folder = Path(local_folder(address))
@@ -539,7 +537,7 @@ def test_names_in_a_manifest_lead_nowhere_else(address: str, move: Move) -> None
     assert newest_of(local_folder(address)) == "checkpoint-4"
 
 
-def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_deleted_at_the_url_are_not_resumed(address: str, caplog: pytest.LogCaptureFixture) -> None:
     make(address).train()
     files, root = url_to_fs(address)
     files.rm(f"{root}/checkpoint-6", recursive=True)
@@ -555,7 +553,7 @@ def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: py
     assert names_at(address, "littrainer_*.json"), "uploaded without checkpoints too"
 
 
-def test_an_address_that_cannot_be_used_is_refused_before_training(
+def test_an_unusable_url_is_refused_before_training(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -584,7 +582,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_training(
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/a/run", "memory://run", "file:///a/b", "hf://user/repo"])
-def test_a_local_folder_and_its_address_stand_for_each_other(
+def test_a_local_folder_and_its_url_map_to_each_other(
     address: str, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: None)
@@ -594,7 +592,7 @@ def test_a_local_folder_and_its_address_stand_for_each_other(
     assert local_folder("out/run") == "out/run" and address_of("out/run") is None
 
 
-def test_an_error_is_named_before_the_upload_and_stays_the_one_that_is_raised(
+def test_an_error_is_logged_before_the_upload_and_raised_after_it(
     address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def finish(self: RemoteRun) -> None:
@@ -634,7 +632,7 @@ def text_at(address: str, name: str) -> str:
     return str(files.cat_file(f"{root}/{name}").decode())
 
 
-def test_names_that_look_like_patterns_delete_nothing_else(address: str, move: Move) -> None:
+def test_names_with_glob_characters_delete_nothing_else(address: str, move: Move) -> None:
     for pattern in (f"{address}*", f"{address}-[lr=1]", "file:///x/run?1"):
         with pytest.raises(ValueError, match="no address of a folder, without"):
             local_folder(pattern)
@@ -645,7 +643,7 @@ def test_names_that_look_like_patterns_delete_nothing_else(address: str, move: M
     assert names_at(address) == ["checkpoint-2"]
 
 
-def test_clearing_the_cache_deletes_nothing_at_the_address(address: str) -> None:
+def test_clearing_the_cache_deletes_nothing_at_the_url(address: str) -> None:
     with run_at(address, s2="a", s4="b", s6="c") as run:
         for name in run.local_checkpoints():
             shutil.rmtree(run.folder / name)
@@ -654,7 +652,7 @@ def test_clearing_the_cache_deletes_nothing_at_the_address(address: str) -> None
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_damaged_checkpoint_is_not_complete_at_the_address(
+def test_a_damaged_checkpoint_is_not_uploaded(
     address: str, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     with run_at(address, s2="whole") as run:
@@ -667,7 +665,7 @@ def test_a_damaged_checkpoint_is_not_complete_at_the_address(
     assert any("checkpoint-4 is damaged, and not uploaded" in text and "notes.bin" in text for text in caplog.messages)
 
 
-def test_a_checkpoint_of_which_only_the_manifest_was_deleted_is_uploaded_again(address: str) -> None:
+def test_a_checkpoint_whose_remote_manifest_was_deleted_is_uploaded_again(address: str) -> None:
     with run_at(address, s2="a", s4="b"):
         pass
     files, root = url_to_fs(address)
@@ -677,7 +675,7 @@ def test_a_checkpoint_of_which_only_the_manifest_was_deleted_is_uploaded_again(a
     assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_a_run_that_stood_still_overwrites_nothing_of_the_run_that_took_over(
+def test_a_suspended_run_overwrites_nothing_of_the_run_that_took_over(
     address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[str] = []
@@ -695,7 +693,7 @@ def test_a_run_that_stood_still_overwrites_nothing_of_the_run_that_took_over(
     assert len(written) == 1 and "is taken over from process" in caplog.text
 
 
-def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move: Move) -> None:
+def test_a_run_does_not_upload_files_of_a_nested_run(address: str, move: Move) -> None:
     inner = f"{address}/seed1"
     with run_at(inner, s2="a"):
         (Path(local_folder(inner)) / "notes.txt").write_text("older")
@@ -708,7 +706,7 @@ def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move:
     assert text_at(inner, "notes.txt") == "newer" and text_at(address, "own.txt") == "own"
 
 
-def test_a_copied_folder_is_a_run_of_its_own(address: str) -> None:
+def test_a_copied_folder_is_a_separate_run(address: str) -> None:
     with run_at(address, s2="a", s4="b") as run:
         (run.folder / "notes.txt").write_text("mine")
     copy = Path(local_folder(f"{address}-fork"))
@@ -719,7 +717,7 @@ def test_a_copied_folder_is_a_run_of_its_own(address: str) -> None:
     assert text_at(f"{address}-fork", "notes.txt") == "mine"
 
 
-def test_a_download_that_was_killed_is_repeated(address: str, move: Move) -> None:
+def test_a_killed_download_is_repeated(address: str, move: Move) -> None:
     with run_at(address, s2="a"):
         pass
     move("two")
@@ -728,7 +726,7 @@ def test_a_download_that_was_killed_is_repeated(address: str, move: Move) -> Non
     assert newest_of(address) == "checkpoint-2" and not part.exists()
 
 
-def test_a_cache_that_cannot_be_made_is_named(
+def test_an_unwritable_cache_is_an_error_that_names_it(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
@@ -739,7 +737,7 @@ def test_a_cache_that_cannot_be_made_is_named(
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "a"])
-def test_names_that_no_file_can_have_are_passed_over(address: str, move: Move, tmp_path: Path, name: str) -> None:
+def test_names_too_long_for_a_file_are_skipped(address: str, move: Move, tmp_path: Path, name: str) -> None:
     with run_at(address, s2="a"):
         pass
     write_manifest(tmp_path, {name: FileRecord(1, 1)})
@@ -749,7 +747,7 @@ def test_names_that_no_file_can_have_are_passed_over(address: str, move: Move, t
     assert newest_of(address) == "checkpoint-2"
 
 
-def test_each_address_of_a_host_is_opened_with_its_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_url_of_a_host_is_opened_with_the_right_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RemoteFolder, "given", {})
     opened: list[str] = []
 
@@ -777,7 +775,7 @@ def test_a_manifest_that_cannot_be_emptied_is_an_error(address: str, monkeypatch
         files.write("a", b"")
 
 
-def test_a_failed_deletion_is_tried_again(
+def test_a_failed_remote_deletion_is_retried(
     address: str, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = ["checkpoint-2"]
@@ -799,7 +797,7 @@ def test_a_full_disk_at_the_end_does_not_replace_the_error_of_the_training(
         raise ValueError("row 3 is damaged")
 
 
-def test_a_check_at_an_address_writes_nothing_there(address: str, move: Move) -> None:
+def test_a_check_writes_nothing_to_the_url(address: str, move: Move) -> None:
     report = make(f"{address}/deep/run").check()
     assert any(finding.about == "resume" for finding in report.findings)
     assert not url_to_fs(address)[0].find(address) and not [*move("one").rglob(".littrainer_check*")]

@@ -52,7 +52,7 @@ HEALTH: dict[str, tuple[dict[int, bool | None], int, list[int]]] = {
 
 
 @pytest.mark.parametrize(("finite", "limit", "left"), HEALTH.values(), ids=HEALTH.keys())
-def test_the_newest_healthy_checkpoint_stays_besides_the_limit(
+def test_rotation_keeps_the_newest_finite_checkpoint(
     tmp_path: Path, finite: dict[int, bool | None], limit: int, left: list[int]
 ) -> None:
     folders(tmp_path, finite)
@@ -85,18 +85,18 @@ KEPT: dict[str, tuple[dict[str, Any], list[int]]] = {
 
 
 @pytest.mark.parametrize(("changes", "left"), KEPT.values(), ids=KEPT.keys())
-def test_the_best_checkpoints_stay(tmp_path: Path, changes: dict[str, Any], left: list[int]) -> None:
+def test_rotation_keeps_the_best_checkpoints(tmp_path: Path, changes: dict[str, Any], left: list[int]) -> None:
     scored(tmp_path, SCORES, max_steps=6, **changes)
     assert steps_in(tmp_path) == left
 
 
-def test_a_resumed_training_knows_the_best_checkpoints_before_it(tmp_path: Path) -> None:
+def test_a_resumed_training_keeps_the_best_earlier_checkpoints(tmp_path: Path) -> None:
     scored(tmp_path, SCORES[:4], max_steps=4)
     scored(tmp_path, (math.nan, 0.8), resume=True, max_steps=6)
     assert steps_in(tmp_path) == [2, 4, 6], "of equal ones the earlier, and none that is not a number"
 
 
-def test_the_loss_ranks_checkpoints_if_no_metric_is_named_and_each_needs_an_evaluation(tmp_path: Path) -> None:
+def test_save_total_limit_best_defaults_to_the_loss_and_needs_evaluations(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, save_total_limit_best=1, **EACH_STEP)
     assert args.metric_for_best_model == "loss" and args.greater_is_better is False
     for changes, words in (
@@ -113,7 +113,7 @@ def test_the_loss_ranks_checkpoints_if_no_metric_is_named_and_each_needs_an_eval
 # ---- Thinned ones ----------------------------------------------------------------------------------------------------
 
 
-def test_optimizer_states_that_are_not_saved_are_not_kept(tmp_path: Path) -> None:
+def test_keep_optimizer_states_is_refused_with_save_only_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep_optimizer_states has nothing to keep with save_only_model=True"):
         quiet_arguments(tmp_path, keep_optimizer_states=1, save_only_model=True)
 
@@ -136,7 +136,7 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
         assert torch.equal(resumed.model.state_dict()[name], weight)
 
 
-def test_a_thinned_checkpoint_is_none_to_resume_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thinned_checkpoint_cannot_be_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=r"checkpoint-2 was thinned .* Resume from .*checkpoint-3, or load"):
         find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
@@ -159,7 +159,7 @@ def test_the_best_model_is_loaded_from_a_thinned_checkpoint(tmp_path: Path) -> N
         assert torch.equal(trainer.model.state_dict()[name], weight)
 
 
-def test_the_newest_healthy_checkpoint_is_not_thinned_while_newer_ones_are_sick(tmp_path: Path) -> None:
+def test_the_newest_finite_checkpoint_is_not_thinned(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1)
 
     class Harm(TrainerCallback):
@@ -186,9 +186,7 @@ def whole_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_a_kill_anywhere_while_a_checkpoint_is_thinned_leaves_it_usable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_thinning_leaves_the_checkpoint_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     ends = []
     for after in itertools.count():
@@ -212,7 +210,7 @@ def test_a_kill_anywhere_while_a_checkpoint_is_thinned_leaves_it_usable(
     assert list(dict.fromkeys(ends)) == [False, True]
 
 
-def test_links_and_checkpoints_without_a_manifest_are_left_as_they_are(
+def test_links_and_checkpoints_without_manifest_are_not_thinned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = whole_checkpoint(tmp_path / "checkpoint-4")
@@ -227,7 +225,7 @@ def test_links_and_checkpoints_without_a_manifest_are_left_as_they_are(
     assert names_in(folder) == before - {"littrainer_manifest.json"}
 
 
-def test_a_checkpoint_that_a_user_deletes_while_older_ones_are_rotated_is_left_out(
+def test_rotation_skips_a_checkpoint_that_a_user_deletes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def deleted_meanwhile(path: str) -> int | None:
@@ -242,7 +240,7 @@ def test_a_checkpoint_that_a_user_deletes_while_older_ones_are_rotated_is_left_o
     assert steps_in(tmp_path) == [3, 4]
 
 
-def test_the_others_stay_if_a_user_has_deleted_the_best_checkpoint(tmp_path: Path) -> None:
+def test_nothing_is_deleted_if_the_best_checkpoint_is_missing(tmp_path: Path) -> None:
     folders(tmp_path, {1: True, 2: True})
     delete_all_but_best(quiet_arguments(tmp_path), str(tmp_path), str(tmp_path / "checkpoint-3"))
     assert steps_in(tmp_path) == [1, 2]

@@ -47,7 +47,7 @@ def record_in(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "littrainer_run.json").read_text())
 
 
-def test_a_run_that_saves_notes_data_model_code_and_strategy_before_its_first_step(tmp_path: Path) -> None:
+def test_a_saving_run_records_data_model_code_and_strategy_before_its_first_step(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path, max_steps=2, save_strategy="steps", save_steps=1, given={"eval_dataset": {"a": vector_rows(3)}}
     )
@@ -62,7 +62,7 @@ def test_a_run_that_saves_notes_data_model_code_and_strategy_before_its_first_st
     assert record_in(tmp_path) == first
 
 
-def test_a_run_that_saves_nothing_leaves_no_record_unless_its_state_is_saved(tmp_path: Path) -> None:
+def test_a_run_without_saves_writes_no_record_before_save_state(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path / "run", max_steps=1)
     trainer.train()
     assert list((tmp_path / "run").iterdir()) == []
@@ -88,7 +88,7 @@ def test_secrets_in_an_argument_that_is_a_dataclass_are_not_written(tmp_path: Pa
     assert "not-to-be-written" not in shown and "project: 'shown'" in shown
 
 
-def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_or_a_script_facts_about_code_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **keywords: Any) -> Any:
         raise subprocess.TimeoutExpired("git", 1)
 
@@ -101,7 +101,7 @@ def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypat
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
-def test_the_file_opens_in_transformers_where_littrainer_is_not_installed(tmp_path: Path) -> None:
+def test_training_args_load_in_transformers_without_littrainer(tmp_path: Path) -> None:
     args = Seq2SeqTrainingArguments(
         str(tmp_path / "run"),
         report_to="none",
@@ -118,7 +118,7 @@ def test_the_file_opens_in_transformers_where_littrainer_is_not_installed(tmp_pa
     assert (done.returncode, done.stdout.strip()) == (0, "read True"), done.stderr
 
 
-def test_classes_are_written_under_names_that_transformers_has() -> None:
+def test_classes_are_pickled_with_names_of_transformers() -> None:
     for ours, (module, name) in NAMES_IN_TRANSFORMERS.items():
         home, _, attribute = ours.partition(":")
         # Another name of a class is never written.
@@ -126,7 +126,7 @@ def test_classes_are_written_under_names_that_transformers_has() -> None:
             assert hasattr(importlib.import_module(module), name)
 
 
-def test_the_same_arguments_are_pickled_once_and_changed_ones_again(
+def test_equal_arguments_are_pickled_once_and_changed_arguments_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args, path = quiet_arguments(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}), tmp_path / "training_args.bin"
@@ -146,19 +146,19 @@ class ScriptArguments(TrainingArguments):
     """As a script derives them."""
 
 
-def test_arguments_of_a_scripts_own_class_keep_it(tmp_path: Path) -> None:
+def test_arguments_of_a_scripts_class_keep_their_class(tmp_path: Path) -> None:
     write_arguments(ScriptArguments(str(tmp_path), report_to="none"), tmp_path / "training_args.bin")
     assert type(torch.load(tmp_path / "training_args.bin", weights_only=False)) is ScriptArguments
 
 
-def test_what_lightning_is_given_stays_out_of_the_file(tmp_path: Path) -> None:
+def test_lightning_objects_are_not_written(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, lightning={"callbacks": [lambda: None]})
     write_arguments(args, tmp_path / "training_args.bin")
     assert torch.load(tmp_path / "training_args.bin", weights_only=False).lightning is None
     assert args.lightning
 
 
-def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path: Path) -> None:
+def test_only_tokens_keys_and_passwords_are_blanked(tmp_path: Path) -> None:
     kept = {"hub_model_id": "someone/model", "learning_rate": 0.5}
     args = quiet_arguments(tmp_path, hub_token=SECRET, **kept)
     secrets = ("hub_token", "other_token", "wandb_api_key", "api_key", "client_secret", "password")
@@ -176,7 +176,7 @@ def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path:
     assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET
 
 
-def test_who_reads_a_record_while_it_is_written_again_reads_one_of_both(tmp_path: Path) -> None:
+def test_a_record_is_replaced_atomically(tmp_path: Path) -> None:
     write_run_record(quiet_arguments(tmp_path, seed=1), tmp_path)
     with open(tmp_path / "littrainer_run.json", encoding="utf-8") as reader:
         write_run_record(quiet_arguments(tmp_path, seed=22), tmp_path)

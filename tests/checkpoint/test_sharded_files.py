@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_one_process_reads_everything_whole(folder: Path) -> None:
+def test_one_process_loads_the_full_state(folder: Path) -> None:
     assert has_sharded_state(folder) and not has_sharded_state(folder.parent)
     state = nest_optimizer_state(load_full_state(folder))
     assert state["param_groups"] == GROUPS_PREFIX
@@ -40,7 +40,7 @@ def test_one_process_reads_everything_whole(folder: Path) -> None:
     assert path == folder and read["param_groups"] == GROUPS_PREFIX
 
 
-def test_tensors_are_read_into_those_that_are_given(folder: Path) -> None:
+def test_shards_are_loaded_into_existing_tensors(folder: Path) -> None:
     shapes = {
         name: None if entry is None else tuple(entry.size) for name, entry in read_tensor_metadata(folder).items()
     }
@@ -77,7 +77,7 @@ def test_a_value_that_would_run_code_is_refused(folder: Path, monkeypatch: pytes
     assert not Path("harm").exists()
 
 
-def test_an_index_that_leads_elsewhere_is_refused(folder: Path) -> None:
+def test_an_index_with_a_path_outside_of_the_folder_is_refused(folder: Path) -> None:
     index = folder / ".metadata"
     index.write_bytes(index.read_bytes().replace(b"__0_0.distcp", b"../../secret"))
     with pytest.raises(ValueError, match=r"refused: it names .*secret"):
@@ -85,7 +85,7 @@ def test_an_index_that_leads_elsewhere_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_damaged_files_are_named_so(name: str, folder: Path) -> None:
+def test_damaged_files_are_errors(name: str, folder: Path) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(ValueError, match="damaged"):
@@ -113,7 +113,7 @@ def models() -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_the_state_of_a_split_model_has_the_form_of_a_whole_ones_and_goes_back(weight_decay: float) -> None:
+def test_a_sharded_models_state_converts_to_a_full_models_and_back(weight_decay: float) -> None:
     whole, split = models()
     of_whole, of_split = stepped(whole, weight_decay), stepped(split, weight_decay)
     assert [len(group["params"]) for group in of_whole.param_groups] == [2, 4]
@@ -138,7 +138,7 @@ def test_the_state_of_a_split_model_has_the_form_of_a_whole_ones_and_goes_back(w
         assert numbered_as_if_whole(split, of_split, named)["param_groups"] == expected["param_groups"]
 
 
-def test_settings_that_a_group_cannot_have_both_are_left_in_their_groups() -> None:
+def test_groups_with_different_settings_are_not_merged() -> None:
     whole, split = models()
     of_split = stepped(split, 0.1)
     of_split.param_groups[0]["lr"] = 0.5

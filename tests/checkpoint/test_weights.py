@@ -80,7 +80,7 @@ def all_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier, OddTensors, tiny_gpt2, tiny_bert_classifier])
 @pytest.mark.parametrize("max_shard_size", [None, 250], ids=["one file", "shards"])
-def test_a_model_comes_back_as_it_was_written(tmp_path: Path, build: Any, max_shard_size: int | None) -> None:
+def test_weights_survive_a_save_and_load(tmp_path: Path, build: Any, max_shard_size: int | None) -> None:
     saved, model = build(), build()
     write_weights(saved, tmp_path, max_shard_size=max_shard_size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (
@@ -91,7 +91,7 @@ def test_a_model_comes_back_as_it_was_written(tmp_path: Path, build: Any, max_sh
 
 
 @pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier])
-def test_the_file_of_a_plain_module_is_the_one_that_transformers_writes(tmp_path: Path, build: Any) -> None:
+def test_a_plain_modules_file_equals_that_of_transformers(tmp_path: Path, build: Any) -> None:
     model = build()
     args = quiet_arguments(tmp_path / "theirs", transformers.TrainingArguments)
     transformers.Trainer(model=model, args=args).save_model()
@@ -100,7 +100,7 @@ def test_the_file_of_a_plain_module_is_the_one_that_transformers_writes(tmp_path
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-def test_shards_of_a_plain_module_are_read_by_transformers_and_replaced_by_one_file(tmp_path: Path) -> None:
+def test_transformers_reads_shards_of_a_plain_module(tmp_path: Path) -> None:
     from transformers.trainer_utils import load_sharded_checkpoint
 
     saved, model = VectorClassifier(), VectorClassifier()
@@ -111,7 +111,7 @@ def test_shards_of_a_plain_module_are_read_by_transformers_and_replaced_by_one_f
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_tied_layers_of_a_plain_module_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
+def test_tied_layers_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     saved, model = TiedClassifier(), TiedClassifier()
     write_weights(saved, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -140,9 +140,7 @@ class SharingBuffers(VectorClassifier):
 
 
 @pytest.mark.parametrize("max_shard_size", [None, 100])
-def test_tensors_that_share_memory_are_each_written_whole_and_read_again(
-    tmp_path: Path, max_shard_size: int | None
-) -> None:
+def test_tensors_that_share_memory_survive_a_save_and_load(tmp_path: Path, max_shard_size: int | None) -> None:
     model, other = SharingBuffers(), SharingBuffers()
     model.ones.data = torch.full((1,), 3.0).expand(5)
     write_weights(model, tmp_path, max_shard_size=max_shard_size)
@@ -152,7 +150,7 @@ def test_tensors_that_share_memory_are_each_written_whole_and_read_again(
     assert other.flat.data_ptr() == other.head.weight.data_ptr()
 
 
-def test_extra_state_comes_back_and_is_not_written_if_it_could_not_be_loaded_safely(tmp_path: Path) -> None:
+def test_extra_state_survives_a_save_and_load_or_is_refused_if_unsafe(tmp_path: Path) -> None:
     write_weights(CountingSteps(7), tmp_path)
     model = CountingSteps()
     load_weights(model, tmp_path, to_resume=True)
@@ -180,7 +178,7 @@ def with_compiled_layer(model: VectorClassifier) -> nn.Module:
 
 
 @pytest.mark.parametrize("wrap", [compiled, with_compiled_layer])
-def test_weights_go_from_a_compiled_model_to_a_plain_one_and_back(
+def test_weights_of_compiled_and_plain_models_are_exchangeable(
     tmp_path: Path, wrap: Callable[[Any], nn.Module]
 ) -> None:
     saved, plain, again = VectorClassifier(), VectorClassifier(), wrap(VectorClassifier())
@@ -193,7 +191,7 @@ def test_weights_go_from_a_compiled_model_to_a_plain_one_and_back(
     assert [*map(torch.Tensor.tolist, again.state_dict().values())] == [*map(torch.Tensor.tolist, expected.values())]
 
 
-def test_the_prefix_of_distributed_training_is_taken_away(tmp_path: Path) -> None:
+def test_the_prefix_of_distributed_training_is_removed(tmp_path: Path) -> None:
     saved, model = VectorClassifier(), VectorClassifier()
     torch.save({f"module.{name}": value for name, value in weights_of(saved).items()}, tmp_path / "pytorch_model.bin")
     load_weights(model, tmp_path, to_resume=True)
@@ -216,7 +214,7 @@ def test_names_of_an_earlier_release_are_converted(tmp_path: Path) -> None:
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
-def test_weights_that_a_release_joins_when_it_loads_them_come_back_without_a_message(
+def test_weights_that_transformers_merges_are_loaded_without_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mixture of experts is one tensor in memory and one for each expert in a file."""
@@ -271,12 +269,12 @@ def test_weights_are_read_from_each_format(tmp_path: Path, name: str, in_shards:
         assert weights[key].dtype == tensor.dtype and torch.equal(weights[key], tensor)
 
 
-def test_a_folder_without_weights_is_refused_with_the_names_that_were_looked_for(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_an_error_with_the_expected_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.safetensors, pytorch_model\.bin, model\.safetensors\.index\.json"):
         read_weights(tmp_path)
 
 
-def test_a_download_of_the_hub_whose_files_are_links_into_its_blobs_is_read(tmp_path: Path) -> None:
+def test_a_hub_download_with_links_to_blobs_is_loaded(tmp_path: Path) -> None:
     folder, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b" / "blobs"
     folder.mkdir(parents=True)
     blobs.mkdir()
@@ -327,7 +325,7 @@ def with_two_more(state: dict[str, Any]) -> dict[str, Any]:
     ids=["renaming", "by a hook"],
 )
 @pytest.mark.parametrize("to_resume", [True, False])
-def test_a_models_own_way_of_loading_is_taken(
+def test_an_overridden_load_state_dict_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Any, stored_as: Any, back: Any, to_resume: bool
 ) -> None:
     model = build()
@@ -340,9 +338,7 @@ def test_a_models_own_way_of_loading_is_taken(
 # ---- Weights of another model ----------------------------------------------------------------------------------------
 
 
-def test_a_training_does_not_go_on_with_weights_of_other_names_which_are_logged_elsewhere(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_names_are_refused_on_a_resume_and_else_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = weights_of(VectorClassifier())
     state["surplus"] = state.pop("head.bias")
     save_file(state, tmp_path / "model.safetensors")
@@ -354,9 +350,7 @@ def test_a_training_does_not_go_on_with_weights_of_other_names_which_are_logged_
     assert "no weights for head.bias; the model does not have surplus" in caplog.text
 
 
-def test_frozen_weights_and_buffers_that_are_left_out_are_only_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_frozen_weights_and_buffers_are_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved, model = VectorClassifier(), VectorClassifier()
     model.inner.requires_grad_(False)
     model.register_buffer("added_since", torch.ones(1))
@@ -386,9 +380,7 @@ def test_tied_weights_of_transformers_are_loaded_without_a_warning_and_stay_tied
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_a_best_checkpoint_without_weights_leaves_the_model_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_best_checkpoint_without_weights_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class SavesElsewhere(littrainer.Trainer):
         def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
             Path(output_dir).mkdir(exist_ok=True)
@@ -420,7 +412,7 @@ def carrying(model: Any) -> Any:
     return model
 
 
-def test_an_adapter_that_a_model_of_transformers_carries_comes_back(tmp_path: Path) -> None:
+def test_an_adapter_of_a_transformers_model_survives_a_save_and_load(tmp_path: Path) -> None:
     saved, model = trained(carrying(tiny_bert_tagger())), carrying(tiny_bert_tagger())
     assert has_adapters(model) and not has_adapters(tiny_bert_tagger())
     write_weights(saved, tmp_path)
@@ -459,14 +451,14 @@ OTHER_ADAPTERS: list[tuple[Any, Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("written", "model", "told"), OTHER_ADAPTERS)
-def test_other_adapters_than_the_models_are_refused(tmp_path: Path, written: Any, model: Any, told: str) -> None:
+def test_mismatched_adapters_are_refused(tmp_path: Path, written: Any, model: Any, told: str) -> None:
     if written is not None:
         write_weights(written(), tmp_path)
     with pytest.raises((RuntimeError, ValueError), match=told):
         load_weights(model(), tmp_path, to_resume=True)
 
 
-def test_whole_weights_are_read_into_a_model_with_an_adapter_too(tmp_path: Path) -> None:
+def test_full_weights_are_loaded_into_a_model_with_an_adapter(tmp_path: Path) -> None:
     """As a Trainer that was broken off writes them, whose `_save` a user has overridden."""
     saved, model = trained(tiny_lora_tagger()), tiny_lora_tagger()
     save_file({name: value.contiguous() for name, value in saved.state_dict().items()}, tmp_path / "model.safetensors")
@@ -487,20 +479,20 @@ def unfrozen_by_hand() -> Any:
 
 
 @pytest.mark.parametrize("build", [encoded_prompt, unfrozen_by_hand])
-def test_what_is_trained_and_left_out_by_peft_comes_back(tmp_path: Path, build: Any) -> None:
+def test_trained_parameters_that_peft_does_not_save_survive_a_save_and_load(tmp_path: Path, build: Any) -> None:
     saved, model = trained(build()), build()
     write_weights(saved, tmp_path)
     load_weights(model, tmp_path, to_resume=True)
     assert trained_weights(model) == trained_weights(saved)
 
 
-def test_what_is_trained_and_in_no_file_is_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_trained_parameters_in_no_file_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(encoded_prompt()).save_pretrained(tmp_path)
     load_weights(encoded_prompt(), tmp_path, to_resume=True)
     assert "does not hold prompt_encoder.default.embedding.weight" in caplog.text
 
 
-def test_the_hook_of_a_script_for_bars_is_put_back_in_whichever_order_two_saves_end() -> None:
+def test_a_scripts_progress_bar_hook_is_restored_after_overlapping_saves() -> None:
     def hook(factory: Any, args: Any, keywords: Any) -> Any:
         return factory(*args, **keywords)
 

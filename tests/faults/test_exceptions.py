@@ -31,7 +31,7 @@ def is_at_rest(trainer: Any) -> bool:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_error_reaches_the_user_as_it_was_raised_and_training_can_start_again(tmp_path: Path, place: str) -> None:
+def test_an_error_is_raised_unchanged_and_training_can_restart(tmp_path: Path, place: str) -> None:
     error = OwnError(7, detail="out of ink")
     trainer = PLACES[place](tmp_path, Fuse(error))
     with pytest.raises(OwnError) as caught:
@@ -45,7 +45,7 @@ def test_an_error_reaches_the_user_as_it_was_raised_and_training_can_start_again
 
 
 @pytest.mark.parametrize("place", ["forward", "on_step_end", "on_evaluate"])
-def test_a_training_after_an_error_has_the_numbers_of_one_that_followed_no_error(tmp_path: Path, place: str) -> None:
+def test_an_error_does_not_change_the_next_trainings_numbers(tmp_path: Path, place: str) -> None:
     logs = []
     for error in (None, OwnError(1, detail="")):
         trainer = PLACES[place](tmp_path, Fuse(error), logging_steps=1)
@@ -64,9 +64,7 @@ def test_a_training_after_an_error_has_the_numbers_of_one_that_followed_no_error
 
 @pytest.mark.parametrize("error", [OwnError(2, detail=""), KeyboardInterrupt("stop"), SystemExit(3)], ids=repr)
 @pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end", "on_save"])
-def test_errors_interrupts_and_exits_at_the_edges_of_a_training_reach_the_user_too(
-    tmp_path: Path, event: str, error: BaseException
-) -> None:
+def test_errors_and_interrupts_at_start_or_end_are_raised(tmp_path: Path, event: str, error: BaseException) -> None:
     trainer = in_event(event)(tmp_path, Fuse(error, at_call=1), save_strategy="steps")
     with pytest.raises(type(error)) as caught:
         trainer.train()
@@ -75,7 +73,7 @@ def test_errors_interrupts_and_exits_at_the_edges_of_a_training_reach_the_user_t
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_an_error_in_an_evaluation_on_its_own_reaches_the_user(tmp_path: Path, method: str) -> None:
+def test_an_error_in_a_separate_evaluation_is_raised(tmp_path: Path, method: str) -> None:
     error = OwnError(3, detail="")
     trainer = in_event("on_prediction_step")(tmp_path, Fuse(error))
     arguments = [trainer.eval_dataset] if method == "predict" else []

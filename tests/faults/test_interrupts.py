@@ -74,7 +74,7 @@ def press_in(event: str, step: int, times: int = 1) -> SignalIn:
     return SignalIn(event, step, signal.SIGINT, times)
 
 
-def test_a_signal_is_answered_by_the_handler_that_was_there(tmp_path: Path, handler: Any) -> None:
+def test_a_signal_is_handled_by_the_users_handler(tmp_path: Path, handler: Any) -> None:
     trainer = quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 2)]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt, match="by the user's own handler"):
         trainer.train()
@@ -82,7 +82,7 @@ def test_a_signal_is_answered_by_the_handler_that_was_there(tmp_path: Path, hand
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_training_in_another_thread_leaves_the_handler_alone(tmp_path: Path, handler: Any) -> None:
+def test_a_training_in_another_thread_does_not_change_the_handler(tmp_path: Path, handler: Any) -> None:
     outputs: list[Any] = []
     trainer = quiet_trainer(tmp_path, max_steps=2)
     thread = threading.Thread(target=lambda: outputs.append(trainer.train()))
@@ -141,7 +141,7 @@ def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_ha
         assert torch.equal(stopped.model.state_dict()[name], tensor)
 
 
-def test_a_second_interrupt_is_let_through_where_the_first_one_waits(tmp_path: Path, handler: Any) -> None:
+def test_a_second_interrupt_is_raised_while_the_first_is_deferred(tmp_path: Path, handler: Any) -> None:
     presses = press_in("on_optimizer_step", 2, times=2)
     trainer = quiet_trainer(tmp_path, given={"callbacks": [presses]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt):
@@ -152,7 +152,7 @@ def test_a_second_interrupt_is_let_through_where_the_first_one_waits(tmp_path: P
     assert trainer.train().global_step == 5
 
 
-def test_an_interrupt_is_not_lost_where_the_step_that_keeps_it_waiting_fails(tmp_path: Path, handler: Any) -> None:
+def test_a_deferred_interrupt_is_raised_if_the_step_fails(tmp_path: Path, handler: Any) -> None:
     class Failing(TrainerCallback):
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
             raise OverflowError("of the callback")

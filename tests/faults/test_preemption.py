@@ -99,9 +99,7 @@ PLACES: dict[str, tuple[str, int, int]] = {
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize("place", PLACES)
-def test_training_stops_with_a_checkpoint_from_which_it_goes_on_as_if_it_had_not(
-    tmp_path: Path, place: str, kind: type[Trainer]
-) -> None:
+def test_training_stops_with_a_checkpoint_that_resumes_exactly(tmp_path: Path, place: str, kind: type[Trainer]) -> None:
     event, step, saved = PLACES[place]
     whole = make(tmp_path / "whole", kind=kind)
     whole.train()
@@ -131,7 +129,7 @@ EACH_SECOND_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "
         ("on_step_end", 4, EACH_SECOND_STEP),
     ],
 )
-def test_what_is_due_is_made_up_for_and_the_best_evaluation_is_known(
+def test_pending_evaluations_are_rerun_and_the_best_is_recorded(
     tmp_path: Path, event: str, step: int, settings: dict[str, Any]
 ) -> None:
     whole = make(tmp_path / "whole", **settings)
@@ -144,13 +142,13 @@ def test_what_is_due_is_made_up_for_and_the_best_evaluation_is_known(
     assert resumed.state.best_global_step == whole.state.best_global_step
 
 
-def test_a_signal_after_the_last_step_is_known_to_the_script(tmp_path: Path) -> None:
+def test_a_signal_after_the_last_step_is_recorded(tmp_path: Path) -> None:
     trainer = make(tmp_path, SignalIn("on_train_end", 7))
     assert trainer.train().global_step == 7
     assert trainer.preemption.agreed == signal.SIGTERM
 
 
-def test_an_evaluation_is_broken_off_and_made_up_for(tmp_path: Path) -> None:
+def test_an_evaluation_is_interrupted_and_rerun(tmp_path: Path) -> None:
     recorder = Recorder()
     stopped = make(tmp_path, recorder, SignalIn("on_prediction_step", 4))
     stopped.train()
@@ -191,9 +189,7 @@ def test_a_signal_before_the_first_step_does_what_it_did_before_training(
     assert calls and not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_several_signals_save_once_and_reach_the_handler_of_the_script_each_time(
-    tmp_path: Path, calls: list[int]
-) -> None:
+def test_several_signals_save_once_and_each_reaches_the_scripts_handler(tmp_path: Path, calls: list[int]) -> None:
     recorder = Recorder()
     own = signal.getsignal(signal.SIGTERM)
     make(tmp_path, recorder, SignalIn("on_step_begin", 2, times=3)).train()
@@ -202,7 +198,7 @@ def test_several_signals_save_once_and_reach_the_handler_of_the_script_each_time
     assert signal.getsignal(signal.SIGTERM) is own
 
 
-def test_handlers_are_put_back_after_an_error_and_one_that_a_script_sets_meanwhile_is_left_to_it(
+def test_handlers_are_restored_unless_the_script_sets_another(
     tmp_path: Path,
 ) -> None:
     def later(*_: Any) -> None: ...
@@ -242,14 +238,14 @@ def test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training(
     assert calls == [signal.SIGTERM] and not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_ctrl_c_can_be_one_of_the_signals_and_interrupts_when_it_comes_twice(tmp_path: Path) -> None:
+def test_ctrl_c_can_be_a_save_signal_and_interrupts_if_sent_twice(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"jit_checkpoint_signals": "SIGINT"}
     assert make(tmp_path / "once", SignalIn("on_step_end", 2, signal.SIGINT), **settings).train().global_step == 2
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "twice", SignalIn("on_step_begin", 2, signal.SIGINT, times=2), **settings).train()
 
 
-def test_naming_signals_turns_the_switch_on_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+def test_jit_checkpoint_signals_enables_the_feature_and_refuses_unknown_signals(tmp_path: Path) -> None:
     assert TrainingArguments(str(tmp_path), jit_checkpoint_signals="SIGUSR1").enable_jit_checkpoint
     with pytest.raises(ValueError, match="SIGUSR1"):
         TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, jit_checkpoint_signals="SIGUSR")
@@ -270,7 +266,7 @@ def test_training_in_another_thread_is_refused_with_the_reason(tmp_path: Path) -
     assert "main thread" in str(errors[0])
 
 
-def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_own(
+def test_lightning_on_a_cluster_handles_no_signal_and_writes_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under `srun --ntasks=1`, where Lightning would requeue the job on SIGUSR1.
