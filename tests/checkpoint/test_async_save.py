@@ -33,7 +33,7 @@ SAVING: dict[str, Any] = {"max_steps": 7, "save_strategy": "steps", "save_steps"
 
 
 class Gate:
-    """Holds the writing thread at its first file until it is opened."""
+    """A gate that blocks the writing thread at its first file until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -56,28 +56,28 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 class Watcher(TrainerCallback):
-    """Notes events with the step they see and the checkpoints there are; opens a gate at the end of a step."""
+    """A recorder of events with step and checkpoints, which opens a gate at the end of a step."""
 
     def __init__(self, gate: Gate | None = None, opens_at: int = 0) -> None:
         self.gate, self.opens_at = gate, opens_at
-        self.seen: list[tuple[str, int, list[str]]] = []
+        self.events: list[tuple[str, int, list[str]]] = []
 
-    def _note(self, event: str, args: Any, state: Any) -> None:
-        self.seen.append((event, state.global_step, sorted(path.name for path in Path(args.output_dir).glob("ch*"))))
+    def _record(self, event: str, args: Any, state: Any) -> None:
+        self.events.append((event, state.global_step, sorted(path.name for path in Path(args.output_dir).glob("ch*"))))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._note("step", args, state)
+        self._record("step", args, state)
         if self.gate is not None and state.global_step == self.opens_at:
             self.gate.opened.set()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._note("save", args, state)
+        self._record("save", args, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._note("end", args, state)
+        self._record("end", args, state)
 
     def steps_of(self, event: str) -> list[int]:
-        return [step for name, step, _ in self.seen if name == event]
+        return [step for name, step, _ in self.events if name == event]
 
 
 def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
@@ -105,14 +105,14 @@ def test_background_checkpoints_equal_synchronous_checkpoints_and_resume_exactly
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_complete(tmp_path: Path, gate: Gate) -> None:
     watcher = Watcher(gate, opens_at=3)
     make(tmp_path, watcher).train()
-    assert ("step", 3, []) in watcher.seen
+    assert ("step", 3, []) in watcher.events
     make(tmp_path / "waiting", async_save=False).train()
     saved, expected = (read_weights(folder / "checkpoint-2") for folder in (tmp_path, tmp_path / "waiting"))
     assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
     assert gate.threads[0] is not threading.main_thread()
-    assert watcher.steps_of("save") == [2, 4, 6, 7] and watcher.seen[-1][0] == "end"
-    # Each save is told with the state of its own step, when its folder can be looked into.
-    assert all(f"checkpoint-{step}" in folders for event, step, folders in watcher.seen if event == "save")
+    assert watcher.steps_of("save") == [2, 4, 6, 7] and watcher.events[-1][0] == "end"
+    # on_save sees the state of the saved step, when the folder exists.
+    assert all(f"checkpoint-{step}" in folders for event, step, folders in watcher.events if event == "save")
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -141,7 +141,7 @@ def test_a_failed_write_is_an_error_at_a_later_step_with_checkpoint_and_cause(
         trainer.train()
     assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
     assert trainer.state.global_step in (9, 10)
-    # An older one is deleted when the new one is complete.
+    # The older checkpoint is deleted when the next checkpoint is complete.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", RUN_RECORD_NAME]
     assert trainer.session.checkpoints.pending is None and not trainer.is_in_train
     monkeypatch.undo()
@@ -236,17 +236,17 @@ def test_an_overridden_save_method_runs_on_the_main_thread_with_one_warning(
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def own(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def save(self: Trainer, *arguments: Any, **keywords: Any) -> Any:
         threads.append(threading.current_thread())
         return getattr(super(kind, self), method)(*arguments, **keywords)
 
-    kind: Any = type("OwnTrainer", (Trainer,), {method: own})
+    kind: Any = type("CustomTrainer", (Trainer,), {method: save})
     watcher = Watcher()
     make(tmp_path, watcher, kind=kind).train()
     assert threads == [threading.main_thread()] * 4
     warnings = [record.getMessage() for record in caplog.records if "async_save" in record.getMessage()]
-    assert len(warnings) == 1 and "OwnTrainer" in warnings[0] and method in warnings[0]
-    assert ("save", 2, ["checkpoint-2"]) in watcher.seen
+    assert len(warnings) == 1 and "CustomTrainer" in warnings[0] and method in warnings[0]
+    assert ("save", 2, ["checkpoint-2"]) in watcher.events
 
 
 def test_models_that_cannot_be_copied_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,12 +254,12 @@ def test_models_that_cannot_be_copied_are_warned_of_once(caplog: pytest.LogCaptu
     saves = CheckpointManager()
     saves.is_async = True
     assert [saves.can_copy(storage), saves.can_copy(storage)] == [False, False]
-    (told,) = caplog.messages
-    assert "version 1 of FSDP" in told and "training waits" in told
+    (warning,) = caplog.messages
+    assert "version 1 of FSDP" in warning and "training waits" in warning
 
 
-class OwnWriter(BertForSequenceClassification):
-    """Writes its weights itself, whatever it is given."""
+class CustomWriter(BertForSequenceClassification):
+    """A model that overrides `save_pretrained`."""
 
     def save_pretrained(self, save_directory: Any, **_: Any) -> None:  # type: ignore[override]
         Path(save_directory, "thread.txt").write_text(threading.current_thread().name)
@@ -267,16 +267,16 @@ class OwnWriter(BertForSequenceClassification):
 
 
 def test_an_overridden_save_pretrained_runs_on_the_main_thread(tmp_path: Path) -> None:
-    model = OwnWriter(tiny_bert_classifier().config)
-    given = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
-    quiet_trainer(tmp_path, model, given=given, max_steps=2, async_save=True, save_strategy="steps").train()
+    model = CustomWriter(tiny_bert_classifier().config)
+    options = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
+    quiet_trainer(tmp_path, model, given=options, max_steps=2, async_save=True, save_strategy="steps").train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
     assert damage_in(tmp_path / "checkpoint-2") == []
 
 
 def test_copies_share_memory_like_the_originals() -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    states = {"one": whole, "tied": whole, "column": whole[:, 1], "turned": whole.t(), "other": whole.clone()}
+    matrix = torch.arange(12.0).reshape(3, 4)
+    states = {"one": matrix, "tied": matrix, "column": matrix[:, 1], "turned": matrix.t(), "other": matrix.clone()}
     kinds = {
         "no elements": torch.empty(0, 3),
         "a number": torch.tensor(2.5, dtype=torch.bfloat16),
@@ -292,7 +292,7 @@ def test_copies_share_memory_like_the_originals() -> None:
         assert torch.equal(copied[name], tensor) and copied[name].stride() == tensor.stride()
     memory = {name: copied[name].untyped_storage().data_ptr() for name in states}
     assert memory["one"] == memory["tied"] == memory["column"] == memory["turned"] != memory["other"]
-    whole.zero_()
+    matrix.zero_()
     assert copied["column"].tolist() == [1.0, 5.0, 9.0]
 
 
@@ -312,7 +312,7 @@ def test_an_unshared_tensor_is_copied_by_one_operation() -> None:
     with Operations() as operations:
         copied = copies.copy(states)
     assert operations.names == ["aten.copy_.default"] * len(states)
-    assert all(torch.equal(one, other) for one, other in zip(copied, states, strict=True))
+    assert all(map(torch.equal, copied, states))
 
 
 def test_only_released_buffers_are_reused() -> None:
@@ -320,9 +320,9 @@ def test_only_released_buffers_are_reused() -> None:
     states = [torch.ones(1000), torch.ones(500)]
     first = copies.copy(states)
     second = copies.copy(states)
-    places = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
-    assert not places[0] & places[1]
+    addresses = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
+    assert not addresses[0] & addresses[1]
     copies.release()
     third = copies.copy([torch.zeros(500), torch.zeros(1000)])
-    assert {tensor.data_ptr() for tensor in third} <= places[0] | places[1]
+    assert {tensor.data_ptr() for tensor in third} <= addresses[0] | addresses[1]
     assert all(tensor.sum() == 0 for tensor in third)

@@ -44,14 +44,14 @@ def test_a_manifest_lists_files_in_subfolders_but_neither_links_nor_itself(tmp_p
 
 
 def test_a_manifest_is_cached_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, moved = tmp_path / "unfinished", tmp_path / "checkpoint-1"
+    folder, moved = tmp_path / "staging", tmp_path / "checkpoint-1"
     folder.mkdir()
     write_manifest(folder, sequence=1)
     folder.rename(moved)
     with monkeypatch.context() as patch:
         patch.setattr(checksums, "read_manifest", lambda folder: pytest.fail("read again"))
         assert readable_manifest(moved) == Manifest({}, sequence=1)
-        # Each in the place of the one before, of the same size, within one tick of the file system's clock.
+        # Equal sizes, within a tick of the file system's clock.
         for sequence in range(2, 9):
             write_manifest(moved, sequence=sequence)
             assert readable_manifest(moved).sequence == sequence
@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     return tmp_path
 
 
-def sealed(folder: Path) -> None:
+def write_with_builder(folder: Path) -> None:
     builder = ManifestBuilder(folder)
     builder.complete(sequence=4)
     builder.close()
@@ -98,9 +98,9 @@ def test_all_files_and_folders_are_fsynced(folder: Path, monkeypatch: pytest.Mon
         original(descriptor)
 
     monkeypatch.setattr(os, "fsync", watch)
-    sealed(folder)
+    write_with_builder(folder)
     assert set(synced) == {"a", "below/b", "below", ".", "littrainer_manifest.json.unfinished"}
-    # A manifest that is there after a power cut must not speak of files that are not.
+    # After a power failure no file in an existing manifest may be missing.
     assert synced.index("littrainer_manifest.json.unfinished") > max(synced.index("a"), synced.index("below/b"))
     assert synced[-2:] == [".", "below"]
 
@@ -111,15 +111,15 @@ def test_a_file_system_without_fsync_is_no_error(folder: Path, monkeypatch: pyte
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    sealed(folder)
+    write_with_builder(folder)
     assert damage_in(folder) == []
 
 
 def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
-    sealed(folder)
+    write_with_builder(folder)
     written = os.stat(folder / "a")
     (folder / "a").write_text("six")
-    # As a copy with the times of the original leaves it.
+    # As after a copy that preserves times.
     os.utime(folder / "a", ns=(written.st_atime_ns, written.st_mtime_ns))
     (folder / "added").touch()
     os.remove(folder / "below" / "b")

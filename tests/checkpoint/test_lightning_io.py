@@ -24,7 +24,7 @@ EPOCH_STEPS = 5
 
 
 class VectorModule(pl.LightningModule):
-    """Carries a model as `model`, has a weight of its own beside it, and notes the losses of its steps."""
+    """A module with a model, a weight outside of it, and a record of losses."""
 
     def __init__(self, model: nn.Module | None = None, has_temperature: bool = True, **hyper_parameters: Any) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ def batches() -> DataLoader[Any]:
     return DataLoader(Rows(vector_rows(4 * EPOCH_STEPS)), batch_size=4)  # type: ignore[arg-type]
 
 
-def fitted(
+def fit(
     folder: Path, module: pl.LightningModule, *, epochs: int, io: Any = None, resume: Any = None, save_at: int = 0
 ) -> pl.Trainer:
-    """Fit; `save_at` is the optimizer step at which `folder` is written."""
+    """Fit, and save to `folder` at optimizer step `save_at`."""
 
     class Save(pl.Callback):
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -78,12 +78,12 @@ def weights(module: nn.Module) -> dict[str, Any]:
 
 
 def test_a_lightning_training_resumes_exactly_from_a_folder(tmp_path: Path) -> None:
-    whole, second = VectorModule(note="a"), VectorModule()
-    fitted(tmp_path / "step.ckpt", whole, epochs=2, save_at=EPOCH_STEPS)
-    trainer = fitted(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
+    uninterrupted, second = VectorModule(note="a"), VectorModule()
+    fit(tmp_path / "step.ckpt", uninterrupted, epochs=2, save_at=EPOCH_STEPS)
+    trainer = fit(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
     assert trainer.global_step == 2 * EPOCH_STEPS
-    assert second.losses == whole.losses[EPOCH_STEPS:]
-    assert weights(second) == weights(whole)
+    assert second.losses == uninterrupted.losses[EPOCH_STEPS:]
+    assert weights(second) == weights(uninterrupted)
     assert sorted(path.name for path in (tmp_path / "step.ckpt").iterdir()) == [
         "lightning_state.pt",
         "littrainer_manifest.json",
@@ -131,8 +131,8 @@ def test_lightning_resumes_from_a_trainers_checkpoint(tmp_path: Path, library: A
         def configure_optimizers(self) -> Any:
             names = ("weight",)
             decayed = [p for name, p in self.model.named_parameters() if name.endswith(names) and "norm" not in name]
-            others = [p for p in self.model.parameters() if not any(p is member for member in decayed)]
-            optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others}], lr=0.01)
+            undecayed = [p for p in self.model.parameters() if not any(p is member for member in decayed)]
+            optimizer = torch.optim.AdamW([{"params": decayed}, {"params": undecayed}], lr=0.01)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
@@ -176,13 +176,13 @@ def test_a_model_only_folder_can_be_validated_but_not_resumed(tmp_path: Path) ->
 
 
 def test_the_trainer_resumes_from_checkpoints_of_its_lightning_callbacks(tmp_path: Path) -> None:
-    whole = quiet_trainer(
+    uninterrupted = quiet_trainer(
         tmp_path,
         rows=20,
         num_train_epochs=2,
         given={"callbacks": [ModelCheckpoint(dirpath=tmp_path / "lightning", save_top_k=-1)]},
     )
-    whole.train()
+    uninterrupted.train()
     folder = tmp_path / "lightning" / "epoch=0-step=5.ckpt"
     assert {"model.safetensors", "lightning_state.pt", "trainer_state.json", "optimizer.pt"} <= {
         path.name for path in folder.iterdir()
@@ -190,13 +190,13 @@ def test_the_trainer_resumes_from_checkpoints_of_its_lightning_callbacks(tmp_pat
     resumed = quiet_trainer(tmp_path / "again", rows=20, num_train_epochs=2)
     output = resumed.train(resume_from_checkpoint=str(folder))
     assert output.global_step == 10
-    assert weights(resumed.model) == weights(whole.model)
+    assert weights(resumed.model) == weights(uninterrupted.model)
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------
 
 
-def saved(folder: Path, module: Any = None, io: Any = None) -> None:
+def save(folder: Path, module: Any = None, io: Any = None) -> None:
     module = VectorModule() if module is None else module
     trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module) if io is None else io], **QUIET)
     trainer.strategy.connect(module)
@@ -205,13 +205,13 @@ def saved(folder: Path, module: Any = None, io: Any = None) -> None:
 
 def test_a_plugin_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no model.*TransformersCheckpointIO\(model\)"):
-        saved(tmp_path / "a", io=TransformersCheckpointIO())
+        save(tmp_path / "a", io=TransformersCheckpointIO())
 
 
 def test_an_attribute_without_a_model_is_an_error_that_names_the_modules(tmp_path: Path) -> None:
     module = VectorModule()
     with pytest.raises(ValueError, match=r"has no weights below 'net' \(it has: model, temperature\)"):
-        saved(tmp_path / "a", module, TransformersCheckpointIO(module, attribute="net"))
+        save(tmp_path / "a", module, TransformersCheckpointIO(module, attribute="net"))
     with pytest.raises(ValueError, match=r"carries no model as 'net' \(its modules: model\)"):
         TransformersCheckpointIO(module, attribute="net")._model()
 
@@ -232,7 +232,7 @@ def test_paths_without_a_checkpoint_folder_are_errors_that_name_them(tmp_path: P
     (tmp_path / "epoch=0.ckpt").touch()
     with pytest.raises(ValueError, match=r"epoch=0\.ckpt is a file"):
         io.load_checkpoint(tmp_path / "epoch=0.ckpt")
-    saved(tmp_path / "a")
+    save(tmp_path / "a")
     (tmp_path / "a" / "lightning_state.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"a is damaged: lightning_state\.pt"):
         io.load_checkpoint(tmp_path / "a")
@@ -240,12 +240,12 @@ def test_paths_without_a_checkpoint_folder_are_errors_that_name_them(tmp_path: P
 
 def test_hyper_parameters_that_could_not_be_loaded_safely_are_refused_when_saving(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"CrossEntropyLoss.*save_hyperparameters\(ignore="):
-        saved(tmp_path / "a", VectorModule(loss=nn.CrossEntropyLoss()))
+        save(tmp_path / "a", VectorModule(loss=nn.CrossEntropyLoss()))
     assert not (tmp_path / "a").exists()
 
 
 def test_paths_and_enums_in_hyper_parameters_are_saved_as_text(tmp_path: Path) -> None:
-    saved(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
+    save(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
     state = torch.load(tmp_path / "a" / "lightning_state.pt", weights_only=True)
     assert state["hyper_parameters"] == {"data": "somewhere", "kind": "steps"}
 
@@ -256,7 +256,7 @@ def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "precious" / "thesis.tex").touch()
     with pytest.raises(ValueError, match=r"precious is not deleted"):
         io.remove_checkpoint(tmp_path / "precious")
-    saved(tmp_path / "a")
+    save(tmp_path / "a")
     (tmp_path / "last").symlink_to(tmp_path / "a")
     io.remove_checkpoint(tmp_path / "last")
     assert (tmp_path / "a").is_dir() and not (tmp_path / "last").is_symlink()

@@ -79,8 +79,8 @@ def test_an_edited_complete_checkpoint_resumes_with_one_warning(
     (folder / "trainer_state.json").write_text(json.dumps({**state, "log_history": []}))
     again = quiet_trainer(tmp_path, max_steps=2)
     assert again.train(resume_from_checkpoint=True).global_step == 2
-    told = [record.getMessage() for record in caplog.records if "edited" in record.getMessage()]
-    assert len(told) == 1 and "trainer_state.json changed" in told[0] and "notes.txt added" in told[0]
+    message = [record.getMessage() for record in caplog.records if "edited" in record.getMessage()]
+    assert len(message) == 1 and "trainer_state.json changed" in message[0] and "notes.txt added" in message[0]
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.model.state_dict().items())
 
 
@@ -111,15 +111,15 @@ def test_an_optimizer_state_with_other_groups_is_refused_unless_load_state_dict_
     def grouped(groups: int, kind: Any = torch.optim.SGD) -> Any:
         return kind([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr=0.1)
 
-    class Own(torch.optim.SGD):
+    class CustomOptimizer(torch.optim.SGD):
         def load_state_dict(self, state_dict: Any) -> None:
             pass
 
     torch.save(grouped(3).state_dict(), tmp_path / "optimizer.pt")
-    told = r"optimizer\.pt does not fit .*its groups have \[1, 1, 1\] .*those of the optimizer have \[1, 1\]"
-    with pytest.raises(ValueError, match=told):
+    message = r"optimizer\.pt does not fit .*its groups have \[1, 1, 1\] .*those of the optimizer have \[1, 1\]"
+    with pytest.raises(ValueError, match=message):
         load_optimizer(nn.Module(), grouped(2), tmp_path)
-    load_optimizer(nn.Module(), grouped(2, Own), tmp_path)
+    load_optimizer(nn.Module(), grouped(2, CustomOptimizer), tmp_path)
 
 
 def test_a_scheduler_with_equal_groups_loads_into_another_number_of_groups(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.scenarios.data import vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SECRET = "hf_not_to_be_written"
-# Reads a file where littrainer cannot be imported, and makes a Trainer of it.
+# Loads a file without littrainer, and makes a Trainer.
 READER = """
 import sys
 
@@ -57,7 +57,7 @@ def test_a_saving_run_records_data_model_code_and_strategy_before_its_first_step
     assert first["model"]["class"] == "VectorClassifier"
     assert first["environment"]["strategy"] == "single device" and first["environment"]["threads"] >= 1
     assert set(first["code"]) == {"script", "script hash", "commit", "uncommitted changes"}
-    # The weights have changed, and the record keeps those of the beginning.
+    # The record is of the initial weights.
     trainer.save_state()
     assert record_in(tmp_path) == first
 
@@ -121,7 +121,7 @@ def test_training_args_load_in_transformers_without_littrainer(tmp_path: Path) -
 def test_classes_are_pickled_with_names_of_transformers() -> None:
     for ours, (module, name) in NAMES_IN_TRANSFORMERS.items():
         home, _, attribute = ours.partition(":")
-        # Another name of a class is never written.
+        # An alias of a class is never written.
         if getattr(importlib.import_module(home), attribute).__qualname__ == name:
             assert hasattr(importlib.import_module(module), name)
 
@@ -134,7 +134,7 @@ def test_equal_arguments_are_pickled_once_and_changed_arguments_again(
     written = path.read_bytes()
     path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", lambda *given, **keywords: pytest.fail("written again"))
+        patch.setattr(torch, "save", lambda *arguments, **keywords: pytest.fail("written again"))
         write_arguments(args, path)
     assert path.read_bytes() == written
     args.lr_scheduler_kwargs["num_cycles"] = 3
@@ -143,7 +143,7 @@ def test_equal_arguments_are_pickled_once_and_changed_arguments_again(
 
 
 class ScriptArguments(TrainingArguments):
-    """As a script derives them."""
+    """A script's subclass."""
 
 
 def test_arguments_of_a_scripts_class_keep_their_class(tmp_path: Path) -> None:
@@ -159,12 +159,12 @@ def test_lightning_objects_are_not_written(tmp_path: Path) -> None:
 
 
 def test_only_tokens_keys_and_passwords_are_blanked(tmp_path: Path) -> None:
-    kept = {"hub_model_id": "someone/model", "learning_rate": 0.5}
-    args = quiet_arguments(tmp_path, hub_token=SECRET, **kept)
+    unchanged = {"hub_model_id": "someone/model", "learning_rate": 0.5}
+    args = quiet_arguments(tmp_path, hub_token=SECRET, **unchanged)
     secrets = ("hub_token", "other_token", "wandb_api_key", "api_key", "client_secret", "password")
-    # As the configurations of libraries on top have them.
-    kept.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
-    for name, value in {**dict.fromkeys(secrets, SECRET), **kept}.items():
+    # As in configurations of other libraries.
+    unchanged.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
+    for name, value in {**dict.fromkeys(secrets, SECRET), **unchanged}.items():
         setattr(args, name, value)
     args.lr_scheduler_kwargs = {"token": SECRET, "num_cycles": 2, "proxy": f"https://me:{SECRET}@host"}
     write_arguments(args, tmp_path / "training_args.bin")
@@ -172,7 +172,7 @@ def test_only_tokens_keys_and_passwords_are_blanked(tmp_path: Path) -> None:
     shared = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert shared.lr_scheduler_kwargs == {"token": None, "num_cycles": 2, "proxy": "https://host"}
     assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
-    assert {name: getattr(shared, name) for name in kept} == kept
+    assert {name: getattr(shared, name) for name in unchanged} == unchanged
     assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET
 
 
@@ -187,7 +187,7 @@ def test_a_record_is_replaced_atomically(tmp_path: Path) -> None:
 def test_the_record_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, before = tmp_path / "littrainer_run.json", tmp_path / "before"
     record.write_text("another user's")
-    # Whoever writes into the file changes it under both names.
+    # Writing into the file would change both names.
     before.hardlink_to(record)
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != record and access(path, mode))

@@ -30,7 +30,7 @@ with open_store(pathlib.Path(sys.argv[1])):
 
 @pytest.fixture
 def other_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the claim on `tmp_path`."""
+    """Another process that locks `tmp_path`."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -86,7 +86,7 @@ def test_a_forked_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
         worker = context.Process(target=_wait, args=(theirs,))
         worker.start()
         assert ours.recv() == {}
-    # A run that is killed deletes nothing, and its lock ends when no process has the file open.
+    # A killed run does not delete the file, and the lock ends when no process has it open.
     (tmp_path / LOCK_NAME).touch()
     with open_store(tmp_path):
         pass
@@ -122,7 +122,7 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
     monkeypatch.setattr(store.fcntl, "flock", fail)
     (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
     with open_store(tmp_path):
-        # It may be another run's that is alive.
+        # Another run may be alive.
         assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
     (tmp_path / LOCK_NAME).touch()
     assert not is_abandoned(tmp_path)
@@ -151,12 +151,12 @@ def test_another_users_checkpoint_folder_is_an_error_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_refused: bool
 ) -> None:
     (tmp_path / name).mkdir(parents=True)
-    others = tmp_path / name.split("/")[0]
+    foreign = tmp_path / name.split("/")[0]
     access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != others and access(path, mode))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != foreign and access(path, mode))
     trainer = quiet_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
     if is_refused:
-        with pytest.raises(OSError, match=f"No checkpoint can be written to .*{others.name} in it is another user's"):
+        with pytest.raises(OSError, match=f"No checkpoint can be written to .*{foreign.name} in it is another user's"):
             trainer.train()
     else:
         trainer.train()

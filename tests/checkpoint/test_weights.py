@@ -33,7 +33,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class TiedClassifier(VectorClassifier):
-    """One layer under two names."""
+    """A layer with two names."""
 
     def __init__(self, hidden: int = 8) -> None:
         super().__init__(hidden)
@@ -41,7 +41,7 @@ class TiedClassifier(VectorClassifier):
 
 
 class CountingSteps(nn.Module):
-    """Keeps something beside tensors."""
+    """A module with an extra state."""
 
     def __init__(self, steps: Any = 0) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class CountingSteps(nn.Module):
 
 
 class OddTensors(nn.Module):
-    """Scattered, empty and one-element tensors, and buffers, one of which is not saved."""
+    """Non-contiguous, empty and scalar tensors, and a saved and an unsaved buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def all_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-# ---- Both directions -------------------------------------------------------------------------------------------------
+# ---- Saving and loading ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier, OddTensors, tiny_gpt2, tiny_bert_classifier])
@@ -119,7 +119,7 @@ def test_tied_layers_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     load_weights(model, tmp_path, to_resume=True)
     assert all_equal(weights_of(model), weights_of(saved))
     assert model.also_head.weight is model.head.weight
-    # From copies, which share nothing, too; and they are read under either name.
+    # Copies share no memory, and either name can be loaded.
     write_weights(saved, tmp_path, weights_of(saved))
     assert set(load_file(tmp_path / "model.safetensors")) == set(stored)
     stored = {name.replace("head", "also_head"): value for name, value in stored.items()}
@@ -130,7 +130,7 @@ def test_tied_layers_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
 
 
 class SharingBuffers(VectorClassifier):
-    """Buffers that look at a whole parameter, at each other, and at a single number."""
+    """Buffers that share memory with a parameter or within themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,12 +172,12 @@ def compiled(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
 
-def with_compiled_layer(model: VectorClassifier) -> nn.Module:
+def compile_layer(model: VectorClassifier) -> nn.Module:
     model.inner = compiled(model.inner)
     return model
 
 
-@pytest.mark.parametrize("wrap", [compiled, with_compiled_layer])
+@pytest.mark.parametrize("wrap", [compiled, compile_layer])
 def test_weights_of_compiled_and_plain_models_are_exchangeable(
     tmp_path: Path, wrap: Callable[[Any], nn.Module]
 ) -> None:
@@ -219,7 +219,7 @@ def test_weights_that_transformers_merges_are_loaded_without_a_message(
 ) -> None:
     """A mixture of experts is one tensor in memory and one for each expert in a file."""
     for name in ("modeling_utils", "distributed.tensor_parallel"):
-        # With a level of its own it tells what is not sharded.
+        # The level makes transformers warn of modules that are not sharded.
         caplog.set_level("WARNING", f"transformers.{name}")
     config = transformers.MixtralConfig(
         vocab_size=20,
@@ -239,7 +239,7 @@ def test_weights_that_transformers_merges_are_loaded_without_a_message(
     assert all_equal(weights_of(model), weights_of(saved)) and caplog.records == []
 
 
-# ---- Reading each form -----------------------------------------------------------------------------------------------
+# ---- Formats ---------------------------------------------------------------------------------------------------------
 
 WEIGHTS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.bfloat16)}
 SHARDS = {"a": "1-of-2", "b.c": "2-of-2"}
@@ -250,10 +250,10 @@ FORMATS = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
 
 def write_shards(folder: Path, name: str = "model.safetensors") -> None:
     suffix = Path(name).suffix
-    for key, part in SHARDS.items():
-        FORMATS[name]({key: WEIGHTS[key]}, folder / f"{part}{suffix}")
-    places = {key: f"{part}{suffix}" for key, part in SHARDS.items()}
-    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    for key, stem in SHARDS.items():
+        FORMATS[name]({key: WEIGHTS[key]}, folder / f"{stem}{suffix}")
+    weight_map = {key: f"{stem}{suffix}" for key, stem in SHARDS.items()}
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 @pytest.mark.parametrize("in_shards", [False, True])
@@ -284,11 +284,11 @@ def test_a_hub_download_with_links_to_blobs_is_loaded(tmp_path: Path) -> None:
     assert set(read_weights(folder)) == set(WEIGHTS)
 
 
-# ---- Models that load in their own way -------------------------------------------------------------------------------
+# ---- Models that override loading ------------------------------------------------------------------------------------
 
 
 class Renaming(VectorClassifier):
-    """Reads the head that it once had under another name."""
+    """A model that loads its head under an earlier name."""
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         for part in ("weight", "bias"):
@@ -297,22 +297,22 @@ class Renaming(VectorClassifier):
 
 
 class ByHook(VectorClassifier):
-    """Takes a head of any size, through torch's hook."""
+    """A model that loads a head of any size through torch's hook."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_load_state_dict_pre_hook(self.resize)
 
     @staticmethod
-    def resize(self: Any, state_dict: Any, *_: Any) -> None:
-        self.head = nn.Linear(8, len(state_dict["head.bias"]))
+    def resize(model: Any, state_dict: Any, *_: Any) -> None:
+        model.head = nn.Linear(8, len(state_dict["head.bias"]))
 
 
 def renamed(state: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("head.", "earlier."): value for name, value in state.items()}
 
 
-def with_two_more(state: dict[str, Any]) -> dict[str, Any]:
+def add_two_outputs(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "head.weight": torch.rand(5, 8), "head.bias": torch.rand(5)}
 
 
@@ -320,7 +320,7 @@ def with_two_more(state: dict[str, Any]) -> dict[str, Any]:
     ("build", "stored_as", "back"),
     [
         (Renaming, renamed, lambda state: {name.replace("earlier.", "head."): v for name, v in state.items()}),
-        (ByHook, with_two_more, dict),
+        (ByHook, add_two_outputs, dict),
     ],
     ids=["renaming", "by a hook"],
 )
@@ -394,8 +394,8 @@ def test_a_best_checkpoint_without_weights_is_a_warning(tmp_path: Path, caplog: 
     assert "has no weights to load: the model keeps those of the last step" in caplog.text
 
 
-def trained(model: Any) -> Any:
-    """A model whose trained weights are no longer the ones that adapters begin with."""
+def randomize(model: Any) -> Any:
+    """Randomize a model's trainable weights."""
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -407,13 +407,13 @@ def trained_weights(model: Any) -> dict[str, Any]:
     return {name: parameter.tolist() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def carrying(model: Any) -> Any:
+def add_adapter(model: Any) -> Any:
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["query"]))
     return model
 
 
 def test_an_adapter_of_a_transformers_model_survives_a_save_and_load(tmp_path: Path) -> None:
-    saved, model = trained(carrying(tiny_bert_tagger())), carrying(tiny_bert_tagger())
+    saved, model = randomize(add_adapter(tiny_bert_tagger())), add_adapter(tiny_bert_tagger())
     assert has_adapters(model) and not has_adapters(tiny_bert_tagger())
     write_weights(saved, tmp_path)
     assert (tmp_path / "adapter_model.safetensors").exists()
@@ -421,23 +421,27 @@ def test_an_adapter_of_a_transformers_model_survives_a_save_and_load(tmp_path: P
     assert trained_weights(model) == trained_weights(saved)
 
 
-def of_rank_3() -> Any:
+def lora_of_rank_3() -> Any:
     adapter = peft.LoraConfig(r=3, target_modules=["query"], modules_to_save=["classifier"], task_type="TOKEN_CLS")
     return peft.get_peft_model(tiny_bert_tagger(), adapter)
 
 
-def with_a_third_adapter() -> Any:
+def three_adapters() -> Any:
     model = tiny_lora_tagger(("trained", "other"))
     model.add_adapter("more", model.peft_config["other"])
     return model
 
 
-# What is written (None: nothing), the model that reads it, and what the error says.
+# Written model or None, loading model, and error.
 OTHER_ADAPTERS: list[tuple[Any, Callable[[], Any], str]] = [
-    (of_rank_3, tiny_lora_tagger, r"adapter 'default': .*lora_A\.weight is \(3, 16\) in the checkpoint and \(2, 16\)"),
     (
-        lambda: carrying(tiny_bert_tagger(num_hidden_layers=2)),
-        lambda: carrying(tiny_bert_tagger()),
+        lora_of_rank_3,
+        tiny_lora_tagger,
+        r"adapter 'default': .*lora_A\.weight is \(3, 16\) in the checkpoint and \(2, 16\)",
+    ),
+    (
+        lambda: add_adapter(tiny_bert_tagger(num_hidden_layers=2)),
+        lambda: add_adapter(tiny_bert_tagger()),
         r"the model does not have .*layer\.1",
     ),
     (
@@ -445,29 +449,29 @@ OTHER_ADAPTERS: list[tuple[Any, Callable[[], Any], str]] = [
         tiny_lora_tagger,
         "holds an adapter named 'other', and the model has 'default'",
     ),
-    (lambda: tiny_lora_tagger(("other", "more")), with_a_third_adapter, "adapter 'trained': not in the checkpoint"),
+    (lambda: tiny_lora_tagger(("other", "more")), three_adapters, "adapter 'trained': not in the checkpoint"),
     (None, tiny_lora_tagger, r"No adapter in .*adapter_model\.safetensors or adapter_model\.bin"),
 ]
 
 
-@pytest.mark.parametrize(("written", "model", "told"), OTHER_ADAPTERS)
-def test_mismatched_adapters_are_refused(tmp_path: Path, written: Any, model: Any, told: str) -> None:
+@pytest.mark.parametrize(("written", "model", "message"), OTHER_ADAPTERS)
+def test_mismatched_adapters_are_refused(tmp_path: Path, written: Any, model: Any, message: str) -> None:
     if written is not None:
         write_weights(written(), tmp_path)
-    with pytest.raises((RuntimeError, ValueError), match=told):
+    with pytest.raises((RuntimeError, ValueError), match=message):
         load_weights(model(), tmp_path, to_resume=True)
 
 
 def test_full_weights_are_loaded_into_a_model_with_an_adapter(tmp_path: Path) -> None:
-    """As a Trainer that was broken off writes them, whose `_save` a user has overridden."""
-    saved, model = trained(tiny_lora_tagger()), tiny_lora_tagger()
+    """An overridden `_save` may write full weights."""
+    saved, model = randomize(tiny_lora_tagger()), tiny_lora_tagger()
     save_file({name: value.contiguous() for name, value in saved.state_dict().items()}, tmp_path / "model.safetensors")
     load_weights(model, tmp_path, to_resume=True)
     assert trained_weights(model) == trained_weights(saved)
 
 
 def encoded_prompt() -> Any:
-    """P-tuning trains an encoder, and PEFT saves only the prompt that it computes."""
+    """Return a model with p-tuning, whose encoder PEFT does not save."""
     adapter = peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8)
     return peft.get_peft_model(tiny_gpt2(), adapter)
 
@@ -480,14 +484,14 @@ def unfrozen_by_hand() -> Any:
 
 @pytest.mark.parametrize("build", [encoded_prompt, unfrozen_by_hand])
 def test_trained_parameters_that_peft_does_not_save_survive_a_save_and_load(tmp_path: Path, build: Any) -> None:
-    saved, model = trained(build()), build()
+    saved, model = randomize(build()), build()
     write_weights(saved, tmp_path)
     load_weights(model, tmp_path, to_resume=True)
     assert trained_weights(model) == trained_weights(saved)
 
 
 def test_trained_parameters_in_no_file_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trained(encoded_prompt()).save_pretrained(tmp_path)
+    randomize(encoded_prompt()).save_pretrained(tmp_path)
     load_weights(encoded_prompt(), tmp_path, to_resume=True)
     assert "does not hold prompt_encoder.default.embedding.weight" in caplog.text
 

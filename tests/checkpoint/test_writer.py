@@ -37,8 +37,8 @@ def test_a_checkpoint_contains_all_files_for_a_resume(tmp_path: Path) -> None:
     quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     assert names_in(tmp_path / "checkpoint-2") == COMPLETE
     quiet_trainer(tmp_path, max_steps=1, save_strategy="steps", save_only_model=True).train()
-    of_a_resume = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
-    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - of_a_resume
+    resume_files = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
+    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - resume_files
 
 
 def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ EVERY_STEP: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_st
 
 
 class CardWriter(Trainer):
-    """Writes files of its own before and after the checkpoint is written, and looks at what is there."""
+    """A Trainer that adds files before and after a save."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -82,7 +82,7 @@ class CardWriter(Trainer):
 
 
 class Rewriting(transformers.TrainerCallback):
-    """Replaces the model's file by one of another name, as callbacks of adapters do."""
+    """A callback that replaces the model's file, as for adapters."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: `python -m tests.faults.damage` runs every case to its end, here a few do."""
+"""Damaged checkpoints; `python -m tests.faults.damage` resumes from all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from littrainer.checkpoint.verification import damage_in, edits_in
 from tests.faults.damage import DAMAGED, DAMAGES, Matrix
 
-# What no resume reads, and a checkpoint that has lost its manifest is one like those of transformers.
+# Files that no resume reads; and without manifest a checkpoint is like those of transformers.
 HARMLESS = {("training_args.bin", name) for name in DAMAGES} | {("littrainer_manifest.json", "deleted")}
-# Texts that people edit: one with a flipped bit that still is JSON is taken, with a warning.
+# Texts in which a flipped bit may be an edit.
 EDITED = {"config.json", "trainer_state.json"}
 
 

@@ -1,4 +1,4 @@
-"""A few of the random faults that each script of this folder injects; `python -m tests.faults.NAME` injects more."""
+"""A few random faults of each script in this folder; `python -m tests.faults.NAME` injects more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.remote_folder import FINE, KINDS, run_schedules
 
 
 def run_script(script: str, *options: str) -> str:
-    """Run a script in a process of its own, from which it forks and whose log handlers are new; return its output."""
+    """Run a script in a new process, from which it forks, and return its output."""
     command = [sys.executable, "-m", f"tests.faults.{script}", *options]
     output = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert output.returncode == 0, output.stdout + output.stderr
