@@ -151,7 +151,7 @@ def test_an_output_dir_that_cannot_be_made_is_an_error_with_the_reason(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(
-        OSError, match=r"Uploads to memory://bucket/run is written to .* cannot be made .*XDG_CACHE_HOME"
+        OSError, match=r"Uploads to memory://bucket/run are written to .* cannot be made .*XDG_CACHE_HOME"
     ):
         quiet_trainer("memory://bucket/run")
 

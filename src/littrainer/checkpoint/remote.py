@@ -269,11 +269,11 @@ class RemoteRun:
         older = older.difference(self.earlier, local)
         if not older or not local or not self.manifests.get(local[0]):
             return
-        effect = "So older checkpoints stay uploaded."
+        effect = "So older checkpoints stay there."
         try:
             self.remote.write(PROBE_NAME, b"")
             self.remote.delete(PROBE_NAME, is_folder=True)
-            effect = "The deletion is retried at the next save, or by the next training uploaded."
+            effect = "The deletion is retried at the next save, or by the next training there."
             for name in older:
                 self.manifests[name] = INCOMPLETE
                 self._write(f"{name}/{MANIFEST_NAME}", INCOMPLETE)
