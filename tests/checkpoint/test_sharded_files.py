@@ -13,8 +13,13 @@ from torch import nn
 from littrainer.checkpoint.layout import has_sharded_state
 from littrainer.checkpoint.reader import read_optimizer_state, refuse_mismatched_optimizer
 from littrainer.checkpoint.sharded_files import load_full_state, load_into, nest_optimizer_state, read_tensor_metadata
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
-from littrainer.strategies.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
+from littrainer.strategies.full_state import (
+    convert_to_param_ids,
+    convert_to_unsharded_param_ids,
+    get_optimizer_parameter_names,
+    key_by_name,
+)
 from tests.scenarios.models import VectorClassifier
 
 OPTIMIZER_STATE: dict[str, Any] = {
@@ -93,7 +98,7 @@ def test_damaged_files_are_errors(name: str, folder: Path) -> None:
 
 def make_stepped_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
     """Return an optimizer after a step, equal for models with equal weights."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, decayed_parameter_names(model), weight_decay), lr=0.1)
+    optimizer = torch.optim.AdamW(parameter_groups(model, get_decayed_parameter_names(model), weight_decay), lr=0.1)
     for number, parameter in enumerate(model.parameters(), start=1):
         parameter.grad = torch.full_like(parameter, float(number))
     optimizer.step()
@@ -121,8 +126,8 @@ def test_a_sharded_models_state_converts_to_a_full_models_and_back(weight_decay:
     assert [len(group["params"]) for group in full_optimizer.param_groups] == [2, 4]
     assert [len(group["params"]) for group in sharded_optimizer.param_groups] == [1, 1, 3, 1]
 
-    named = by_name(sharded_optimizer.state_dict(), names_of_parameters(sharded, sharded_optimizer))
-    written = numbered_as_if_whole(sharded, sharded_optimizer, named)
+    named = key_by_name(sharded_optimizer.state_dict(), get_optimizer_parameter_names(sharded, sharded_optimizer))
+    written = convert_to_unsharded_param_ids(sharded, sharded_optimizer, named)
     expected = full_optimizer.state_dict()
     assert written["param_groups"] == expected["param_groups"]
     for number, entries in expected["state"].items():
@@ -130,23 +135,28 @@ def test_a_sharded_models_state_converts_to_a_full_models_and_back(weight_decay:
     refuse_mismatched_optimizer(Path("of full"), full_optimizer, written)
 
     for stored in (written, named):
-        read: Any = numbered_for(sharded, sharded_optimizer, stored)
+        read: Any = convert_to_param_ids(sharded, sharded_optimizer, stored)
         before = sharded_optimizer.state_dict()
         assert read["param_groups"] == before["param_groups"]
         for number, entries in before["state"].items():
             assert torch.equal(read["state"][number]["exp_avg"], entries["exp_avg"])
         # Loaded states can be saved again.
         sharded_optimizer.load_state_dict(read)
-        assert numbered_as_if_whole(sharded, sharded_optimizer, named)["param_groups"] == expected["param_groups"]
+        assert (
+            convert_to_unsharded_param_ids(sharded, sharded_optimizer, named)["param_groups"]
+            == expected["param_groups"]
+        )
 
 
 def test_groups_with_different_settings_are_not_merged() -> None:
     full, sharded = models()
     sharded_optimizer = make_stepped_optimizer(sharded, 0.1)
     sharded_optimizer.param_groups[0]["lr"] = 0.5
-    named = by_name(sharded_optimizer.state_dict(), names_of_parameters(sharded, sharded_optimizer))
-    assert len(numbered_as_if_whole(sharded, sharded_optimizer, named)["param_groups"]) == 4
+    named = key_by_name(sharded_optimizer.state_dict(), get_optimizer_parameter_names(sharded, sharded_optimizer))
+    assert len(convert_to_unsharded_param_ids(sharded, sharded_optimizer, named)["param_groups"]) == 4
     with pytest.raises(ValueError, match="its groups have"):
         refuse_mismatched_optimizer(
-            Path("a"), make_stepped_optimizer(full, 0.1), numbered_as_if_whole(sharded, sharded_optimizer, named)
+            Path("a"),
+            make_stepped_optimizer(full, 0.1),
+            convert_to_unsharded_param_ids(sharded, sharded_optimizer, named),
         )

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from tests.distributed.together import port_for_a_meeting
+from tests.distributed.together import find_free_port
 from tests.scenarios.data import Rows, SizedStream
 
 FEATURES = 3
@@ -151,7 +151,7 @@ def train_segment(folder: Path, sequence: Sequence, segment: Layout) -> dict[str
 
 def run_segment(root: Path, sequence: Sequence, segment: Layout) -> list[dict[str, Any]]:
     """Return the results of `train_segment` in each process; raise a RuntimeError if a process failed."""
-    port, children = port_for_a_meeting(), []
+    port, children = find_free_port(), []
     for rank in range(segment.processes):
         child = os.fork()
         if not child:

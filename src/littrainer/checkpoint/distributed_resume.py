@@ -39,9 +39,9 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import TRAININGS, rank, reports_folder
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import address_of, local_folder
+from littrainer.distributed.environment import TRAININGS, get_reports_folder, rank
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -97,7 +97,7 @@ def choose_checkpoint(
         folder, identity = broadcast_object((chosen[0], identity))
         if folder is None or identity is None:
             return None
-        if address_of(folder) is not None:
+        if get_remote_url(folder) is not None:
             fetch = functools.partial(download_checkpoint, folder)
             with raise_on_all_ranks(f"downloading {folder}"):
                 run_with_keepalive(fetch if args.local_process_index == 0 else lambda: None)
@@ -125,7 +125,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
     Parameters:
         resume_from_checkpoint: the script's value, returned if there is no such checkpoint.
     """
-    if reports_folder() is None or TRAININGS not in os.environ:
+    if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
     number = str(next(_trainings))
     with raise_on_all_ranks("looking for the checkpoint to continue from"):
@@ -142,7 +142,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
                     resume_from_checkpoint = newest
                     break
             folders.setdefault(os.path.abspath(output_dir), identify_checkpoints(output_dir))
-            write_whole(file, json.dumps(trainings))
+            write_atomically(file, json.dumps(trainings))
     return broadcast_object(resume_from_checkpoint)
 
 
@@ -206,7 +206,7 @@ def find_checkpoint_to_resume(
             return None
         if newest is None:
             raise ValueError(
-                f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "
+                f"No valid checkpoint found in output directory ({get_remote_url(output_dir) or output_dir}): "
                 f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. "
                 "Start without resuming, or give the checkpoint's folder."
             )
@@ -219,7 +219,7 @@ def find_checkpoint_to_resume(
         if str(path).lower() in ("true", "false"):
             advice = f"{path!r} is text: write {str(path).capitalize()} without quotes."
         raise ValueError(
-            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. {advice}"
+            f"Can't find a valid checkpoint at {get_remote_url(folder) or folder}: there is no such folder. {advice}"
         )
     manifest = readable_manifest(folder)
     if manifest.is_thinned:

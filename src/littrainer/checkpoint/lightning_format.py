@@ -17,7 +17,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.reader import find_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.resume.rng import portable_states
+from littrainer.data.resume.rng import encode_rng_states
 
 # Needed by Lightning to validate, test or predict.
 INITIAL_LOOP_STATES: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
@@ -140,7 +140,9 @@ def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, 
                 "micro_batches": counts.micro_batches,
                 "sizes": record.get("sizes"),
                 "data": states_of_rank["data"],
-                "random": portable_states(random) if (random := states_of_rank["random_states"]) is not None else None,
+                "random": encode_rng_states(random)
+                if (random := states_of_rank["random_states"]) is not None
+                else None,
                 "order_seed": None if seed is None else int(seed),
             }
             for _, states_of_rank in sorted(ranks.items())

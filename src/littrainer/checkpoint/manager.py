@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
+from littrainer.callbacks.state import TrainerState, export_states, is_exportable
 from littrainer.checkpoint.atomic_write import STAGING_DIR, explain_full_disk
 from littrainer.checkpoint.checksums import update_manifest
 from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, make_staging_folder, send_to_writer
@@ -31,9 +31,9 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import hang_timeout
+from littrainer.distributed.environment import get_hang_timeout
 from littrainer.runtime.notes import SAVE, part_of_training
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -123,7 +123,7 @@ class CheckpointManager:
             recorded: the context that writes the run's record.
         """
         has_saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
-        has_url = address_of(args.output_dir) is not None
+        has_url = get_remote_url(args.output_dir) is not None
         if not has_saves and not has_url:
             yield
             return
@@ -133,7 +133,7 @@ class CheckpointManager:
                 if self.is_writer(args, folder):
                     store = contexts.enter_context(open_store(folder))
                     if has_url:
-                        is_uploaded = contexts.enter_context(store.upload(hang_timeout(args))) is not None
+                        is_uploaded = contexts.enter_context(store.upload(get_hang_timeout(args))) is not None
                     contexts.enter_context(recorded(folder))
             yield
             if has_url:
@@ -346,7 +346,7 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
 
 def _export_callback_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
-    for name, now in exported_states(list(filter(is_exportable, training.callbacks))).items():
+    for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
         # Several callbacks of a class share a list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now

@@ -25,8 +25,8 @@ from littrainer.checkpoint.layout import (
     rank_file,
 )
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.resume.rng import set_random_states
-from littrainer.strategies.shards import is_by_name, numbered_for
+from littrainer.data.resume.rng import set_rng_states
+from littrainer.strategies.full_state import convert_to_param_ids, is_keyed_by_name
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     path, state = read_optimizer_state(folder)
-    if is_by_name(state):
-        state = numbered_for(model, optimizer, state)
+    if is_keyed_by_name(state):
+        state = convert_to_param_ids(model, optimizer, state)
     refuse_mismatched_optimizer(path, optimizer, state)
     optimizer.load_state_dict(state)
 
@@ -91,7 +91,7 @@ def refuse_mismatched_optimizer(path: Path, optimizer: Any, state: Any) -> None:
 
 
 def load_scheduler(schedule: Any, groups: int, folder: Path) -> None:
-    if getattr(schedule, "is_kept_by_engine", False):
+    if getattr(schedule, "is_saved_by_engine", False):
         return
     schedule.load_state_dict(_match_group_count(load_tensors(folder / SCHEDULER_NAME), groups))
 
@@ -105,7 +105,7 @@ def load_scaler(scaler: Any, folder: Path) -> None:
 def load_random_states(folder: Path, args: Any) -> None:
     name = random_state_name(args)
     if (folder / name).is_file():
-        set_random_states(read_random_states(folder / name))
+        set_rng_states(read_random_states(folder / name))
     elif read_world_size(folder) == args.world_size:
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 

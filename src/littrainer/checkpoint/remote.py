@@ -22,8 +22,8 @@ from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR, delete_
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, file_record, parse_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints, make_output_dir
 from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, address_of, is_inside
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, get_remote_url, is_inside
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class RemoteRun:
 
     def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
         make_output_dir(str(folder))
-        self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
+        self.folder, self.remote = folder, RemoteFolder(str(get_remote_url(folder)))
         self.manifests: dict[str, bytes] = {}
         self.foreign, self.deleted, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
         # Checkpoint -> files of an upload without a manifest, since the checkpoint was thinned.
@@ -158,7 +158,7 @@ class RemoteRun:
         for _ in range(MAX_TRIES):
             for file, record in manifest.files.items():
                 if not (staging / file).is_file() or file_record(staging / file) != record:
-                    self.remote.fetch(f"{name}/{file}", staging / file)
+                    self.remote.download(f"{name}/{file}", staging / file)
             if not (damage := damage_in(staging)) and not edits_in(staging):
                 return
         if damage:
@@ -168,7 +168,7 @@ class RemoteRun:
             )
 
     def _download_without_manifest(self, name: str, staging: Path) -> bool:
-        damage = [f"{file} would be outside of it." for file in self.remote.fetch_all(name, staging)]
+        damage = [f"{file} would be outside of it." for file in self.remote.download_all(name, staging)]
         # Files of littrainer without a manifest are an incomplete checkpoint.
         if not staging.is_dir() or any(staging.glob("littrainer_*")):
             return False
@@ -198,7 +198,7 @@ class RemoteRun:
             if content and not self.is_current(name, content):
                 self._move_local_aside(name)
                 (self.folder / name).mkdir()
-                write_whole(self.folder / name / MANIFEST_NAME, content)
+                write_atomically(self.folder / name / MANIFEST_NAME, content)
         self._write_marker()
         self._refuse_second_run()
 
@@ -371,7 +371,9 @@ class RemoteRun:
         """Record manifests at the URL as uploaded from or downloaded to here."""
         contents = {name: self.manifests.get(name) for name in names or self.manifests}
         self._uploaded |= {name: zlib.crc32(content) for name, content in contents.items() if content}
-        write_whole(self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.address: self._uploaded}, indent=1))
+        write_atomically(
+            self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.address: self._uploaded}, indent=1)
+        )
 
 
 def _read_bytes(path: Path) -> bytes | None:
@@ -403,7 +405,7 @@ def _parse_json_object(content: bytes | None, address: str | None = None) -> dic
 
 def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None = None) -> None:
     """Upload changed files of a folder that mirrors a URL, except checkpoints and other runs."""
-    if (address := address_of(folder)) is None:
+    if (address := get_remote_url(folder)) is None:
         return
     write, sent = (
         write or RemoteFolder(address).write,
@@ -421,7 +423,7 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
                 if sent.get(name) != stamp:
                     write(name, path)
                     sent[name] = stamp
-                    write_whole(Path(folder, UPLOADED_FILES_NAME), json.dumps({address: sent}))
+                    write_atomically(Path(folder, UPLOADED_FILES_NAME), json.dumps({address: sent}))
 
 
 def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
@@ -458,5 +460,5 @@ def download_small_files(folder: Path, names: Collection[str]) -> Path:
     shutil.rmtree(target := folder / ".report" / folder.name, ignore_errors=True)
     for prefix in ["", *(f"{name}/" for name in _highest_first(complete)[:1])]:
         for name in names:
-            run.remote.fetch(f"{prefix}{name}", target / prefix / name)
+            run.remote.download(f"{prefix}{name}", target / prefix / name)
     return target

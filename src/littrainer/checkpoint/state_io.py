@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     FSDP_WEIGHTS_NAME,
@@ -37,20 +37,20 @@ from littrainer.checkpoint.weights import (
 )
 from littrainer.checkpoint.writer import StagedCheckpoint, write_tokenizer_and_args
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.shards import (
-    by_name,
-    free_gathered,
+from littrainer.strategies.full_state import (
+    convert_to_param_ids,
+    convert_to_unsharded_param_ids,
+    get_full_optimizer_state,
+    get_full_state_dict,
+    get_optimizer_parameter_names,
     has_flat_shards,
     is_sharded,
-    load_whole_optimizer_state,
-    load_whole_state_dict,
-    names_of_parameters,
-    numbered_as_if_whole,
-    numbered_for,
-    whole_optimizer_state,
-    whole_state_dict,
+    key_by_name,
+    load_full_optimizer_state,
+    load_full_state_dict,
+    reshard_gathered,
 )
 
 if TYPE_CHECKING:
@@ -139,26 +139,26 @@ class GatheredStateIO(FullStateIO):
 
     def save_model(self, output_dir: str) -> None:
         model = self.training.sharded_model
-        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
+        weights = {"state_dict": get_full_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
             self.training.save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         model = self.training.model
-        state = whole_optimizer_state(model, self.optimizer)
+        state = get_full_optimizer_state(model, self.optimizer)
         if self.is_first:
-            self._write({OPTIMIZER_NAME: numbered_as_if_whole(model, self.optimizer, state)}, folder)
+            self._write({OPTIMIZER_NAME: convert_to_unsharded_param_ids(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load weights into the shards; rank 0 reads the file."""
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
-            if self.is_first and has_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
-                state = read_adapter_weights(users_model(model), folder)
+            if self.is_first and has_adapters(unwrap_user_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+                state = read_adapter_weights(unwrap_user_model(model), folder)
             elif self.is_first:
                 state, differences = match_to_model(model, read_weights(folder))
                 refuse_mismatched_weights(model, folder, differences, to_resume)
-        load_whole_state_dict(model, state)
+        load_full_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state into the shards; rank 0 reads the file."""
@@ -169,8 +169,8 @@ class GatheredStateIO(FullStateIO):
         with raise_on_all_ranks(f"reading the optimizer's state in {folder}"):
             if self.is_first:
                 path, state = read_optimizer_state(folder)
-                refuse_mismatched_optimizer(path, self.optimizer, numbered_for(model, self.optimizer, state))
-        load_whole_optimizer_state(model, self.optimizer, state)
+                refuse_mismatched_optimizer(path, self.optimizer, convert_to_param_ids(model, self.optimizer, state))
+        load_full_optimizer_state(model, self.optimizer, state)
 
 
 class FsdpStateIO(GatheredStateIO):
@@ -179,8 +179,10 @@ class FsdpStateIO(GatheredStateIO):
     def save_optimizer(self, folder: Path) -> None:
         """Write weights and optimizer state, by parameter name, in transformers' FSDP files."""
         model = self.training.sharded_model
-        weights = self._drop_adapter_base(whole_state_dict(model))
-        state = whole_optimizer_state(model, self.optimizer) if is_sharded(model) else self._get_named_optimizer_state()
+        weights = self._drop_adapter_base(get_full_state_dict(model))
+        state = (
+            get_full_optimizer_state(model, self.optimizer) if is_sharded(model) else self._get_named_optimizer_state()
+        )
         if self.is_first:
             self._write({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
 
@@ -190,7 +192,7 @@ class FsdpStateIO(GatheredStateIO):
         if model is self.training.model:
             model = self.training.sharded_model
         if not is_sharded(model):
-            plan = sharding_plan(self.args)
+            plan = get_sharding_plan(self.args)
             # With cpu_ram_efficient_loading other ranks get weights at the sharding.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_shards and to_resume):
@@ -214,14 +216,14 @@ class FsdpStateIO(GatheredStateIO):
 
             with raise_on_all_ranks(f"reading {folder / OPTIMIZER_FOLDER}"):
                 state = load_optimizer_shards(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
-                self.optimizer.load_state_dict(numbered_for(model, self.optimizer, state))
+                self.optimizer.load_state_dict(convert_to_param_ids(model, self.optimizer, state))
         else:
             self._load_gathered_optimizer(model, folder)
 
     def _load_shards(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, load_into, read_weight_metadata
 
-        free_gathered(model)
+        reshard_gathered(model)
         with raise_on_all_ranks(f"reading {folder}"):
             state, stored = model.state_dict(), read_weight_metadata(folder)
             shapes = {
@@ -239,13 +241,13 @@ class FsdpStateIO(GatheredStateIO):
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
     def _get_named_optimizer_state(self) -> dict[str, Any]:
-        names = names_of_parameters(self.training.sharded_model, self.optimizer)
-        return by_name(self.optimizer.state_dict(), names)
+        names = get_optimizer_parameter_names(self.training.sharded_model, self.optimizer)
+        return key_by_name(self.optimizer.state_dict(), names)
 
     def _drop_adapter_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Drop the frozen base of adapters, which a checkpoint lacks."""
         model = self.training.model
-        if not has_adapters(users_model(model)):
+        if not has_adapters(unwrap_user_model(model)):
             return dict(weights)
         base = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         return {name: value for name, value in weights.items() if name not in base}
@@ -275,7 +277,7 @@ class ShardedStateIO(FsdpStateIO):
         model = self.training.sharded_model
         # Shards of FSDP 2 are copied to the host later.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
-        free_gathered(model)
+        reshard_gathered(model)
         weights = self._drop_adapter_base(get_model_state_dict(model, options=options))
         state: Mapping[str, Any]
         if has_flat_shards(model):
@@ -352,10 +354,10 @@ class DeepSpeedStateIO(FullStateIO):
 
 
 def choose_state_io(training: TrainingObjects) -> FullStateIO:
-    plan = sharding_plan(training.args)
-    if asks_for_deepspeed(training.args):
+    plan = get_sharding_plan(training.args)
+    if has_deepspeed(training.args):
         return DeepSpeedStateIO(training)
     if plan is not None:
-        writes_shards = plan.saves_shards and is_sharded(training.sharded_model)
+        writes_shards = plan.has_sharded_checkpoints and is_sharded(training.sharded_model)
         return ShardedStateIO(training) if writes_shards else FsdpStateIO(training)
     return GatheredStateIO(training) if is_sharded(training.model) else FullStateIO(training)

@@ -34,7 +34,7 @@ from littrainer.checkpoint.safe_loading import (
     refuse_unsafe,
     resolve_inside,
 )
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import listed
 
@@ -69,7 +69,7 @@ def write_weights(
         ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
     """
     os.makedirs(output_dir, exist_ok=True)
-    inner: Any = users_model(model)
+    inner: Any = unwrap_user_model(model)
     if not is_a(inner, "pretrained model"):
         _write_plain(model, Path(output_dir), state_dict, max_shard_size or MAX_SHARD_SIZE)
         return
@@ -105,7 +105,7 @@ def can_write_copied_weights(model: Any) -> bool:
     Adapters, quantized weights and an overridden `save_pretrained` read the model itself; FSDP's state dict would free
     weights that are gathered for a forward pass.
     """
-    inner = users_model(model)
+    inner = unwrap_user_model(model)
     if has_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None or is_a(model, "resharding module"):
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
@@ -259,7 +259,7 @@ def load_weights(
         ValueError: the folder has no weights, or a file is damaged.
         RuntimeError: the weights are another model's.
     """
-    inner = users_model(model)
+    inner = unwrap_user_model(model)
     materialize_expanded_tensors(inner)
     has_full_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
     if has_adapters(inner) and not (has_full_weights or (has_fsdp_weights(folder) and not list_adapters(folder))):
@@ -313,7 +313,7 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
     splits and joins weights between releases.
     """
     state, differences = _rename_to_model(model, stored)
-    inner: Any = users_model(model)
+    inner: Any = unwrap_user_model(model)
     if not differences or not is_a(inner, "pretrained model") or has_adapters(inner):
         return state, differences
     try:
@@ -340,7 +340,7 @@ def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[
         value = next((state[name] for name in tied if name in state), None)
         if value is not None:
             state = {**dict.fromkeys(tied, value), **state}
-    inner, differences = users_model(model), Differences.between(state, model_state)
+    inner, differences = unwrap_user_model(model), Differences.between(state, model_state)
     ignored = ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
     missing = _drop_ignored(differences.missing, inner, *ignored)
     unexpected = _drop_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
