@@ -1,6 +1,6 @@
 """Trainings whose checkpoints are exchanged: `python -m tests.checkpoint.exchange_runs OUT CHECKPOINTS`.
 
-Run so with transformers 5.3.0 on the path, it trains each kind of model into OUT, and resumes those in CHECKPOINTS.
+With transformers 5.3.0 on the path, trains each kind of model into OUT, and resumes the checkpoints in CHECKPOINTS.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BREAK = 3
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of model.
+    """A kind of model.
 
     Parameters:
         build: makes the model.
-        rows: makes the data, given a number of rows.
-        max_shard_size: where it is set, weights are spread over files of at most that size.
+        rows: makes a number of rows.
+        max_shard_size: shards the weights, if set.
     """
 
     build: Callable[[], Any]
@@ -53,11 +53,7 @@ Result = dict[str, Any]
 
 
 def train(library: Any, kind: Kind, folder: Path, resume: Path | None = None) -> Result:
-    """Train with dropout, a warm-up and a checkpoint at step `BREAK`.
-
-    Returns:
-        what was logged at each step (no times) and the weights at the end.
-    """
+    """Train with dropout, warm-up and a checkpoint at step `BREAK`; return logs and final weights."""
 
     class SmallFiles(library.Trainer):  # type: ignore[misc]
         def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""What a harmful checkpoint would hold."""
+"""Content of a malicious checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Creates:
-    """Creates a file where it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

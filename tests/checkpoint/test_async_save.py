@@ -33,7 +33,7 @@ SAVING: dict[str, Any] = {"max_steps": 7, "save_strategy": "steps", "save_steps"
 
 
 class Gate:
-    """Holds the writing thread at its first file until it is opened."""
+    """A gate that blocks the writing thread at its first file until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
@@ -56,28 +56,28 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 class Watcher(TrainerCallback):
-    """Notes events with the step they see and the checkpoints there are; opens a gate at the end of a step."""
+    """A recorder of events with step and checkpoints, which opens a gate at the end of a step."""
 
     def __init__(self, gate: Gate | None = None, opens_at: int = 0) -> None:
         self.gate, self.opens_at = gate, opens_at
-        self.seen: list[tuple[str, int, list[str]]] = []
+        self.events: list[tuple[str, int, list[str]]] = []
 
-    def _note(self, event: str, args: Any, state: Any) -> None:
-        self.seen.append((event, state.global_step, sorted(path.name for path in Path(args.output_dir).glob("ch*"))))
+    def _record(self, event: str, args: Any, state: Any) -> None:
+        self.events.append((event, state.global_step, sorted(path.name for path in Path(args.output_dir).glob("ch*"))))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._note("step", args, state)
+        self._record("step", args, state)
         if self.gate is not None and state.global_step == self.opens_at:
             self.gate.opened.set()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._note("save", args, state)
+        self._record("save", args, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._note("end", args, state)
+        self._record("end", args, state)
 
     def steps_of(self, event: str) -> list[int]:
-        return [step for name, step, _ in self.seen if name == event]
+        return [step for name, step, _ in self.events if name == event]
 
 
 def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
@@ -86,7 +86,7 @@ def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes
     return quiet_trainer(folder, NoisyClassifier(), kind=kind, given={"callbacks": list(callbacks)}, **settings)
 
 
-def test_checkpoints_are_those_of_a_training_that_waits_and_resume_to_the_same_numbers(tmp_path: Path) -> None:
+def test_background_checkpoints_equal_synchronous_checkpoints_and_resume_exactly(tmp_path: Path) -> None:
     waiting = make(tmp_path / "waiting", async_save=False)
     waiting.train()
     make(tmp_path / "background").train()
@@ -105,14 +105,14 @@ def test_checkpoints_are_those_of_a_training_that_waits_and_resume_to_the_same_n
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_complete(tmp_path: Path, gate: Gate) -> None:
     watcher = Watcher(gate, opens_at=3)
     make(tmp_path, watcher).train()
-    assert ("step", 3, []) in watcher.seen
+    assert ("step", 3, []) in watcher.events
     make(tmp_path / "waiting", async_save=False).train()
     saved, expected = (read_weights(folder / "checkpoint-2") for folder in (tmp_path, tmp_path / "waiting"))
     assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
     assert gate.threads[0] is not threading.main_thread()
-    assert watcher.steps_of("save") == [2, 4, 6, 7] and watcher.seen[-1][0] == "end"
-    # Each save is told with the state of its own step, when its folder can be looked into.
-    assert all(f"checkpoint-{step}" in folders for event, step, folders in watcher.seen if event == "save")
+    assert watcher.steps_of("save") == [2, 4, 6, 7] and watcher.events[-1][0] == "end"
+    # on_save sees the state of the saved step, when the folder exists.
+    assert all(f"checkpoint-{step}" in folders for event, step, folders in watcher.events if event == "save")
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -126,7 +126,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(StagedCheckpoint, "write_deferred", write)
 
 
-def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_cause(
+def test_a_failed_write_is_an_error_at_a_later_step_with_checkpoint_and_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Patient(TrainerCallback):
@@ -141,7 +141,7 @@ def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_ca
         trainer.train()
     assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
     assert trainer.state.global_step in (9, 10)
-    # An older one is deleted when the new one is complete.
+    # The older checkpoint is deleted when the next checkpoint is complete.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", RUN_RECORD_NAME]
     assert trainer.session.checkpoints.pending is None and not trainer.is_in_train
     monkeypatch.undo()
@@ -149,7 +149,7 @@ def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_ca
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", RUN_RECORD_NAME]
 
 
-def test_a_write_that_fails_beside_another_error_is_logged(
+def test_a_failed_write_during_another_error_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gate: Gate
 ) -> None:
     class Failing(TrainerCallback):
@@ -177,7 +177,7 @@ def test_if_training_ends_by_ctrl_c_the_pending_checkpoint_is_finished(tmp_path:
     assert make(tmp_path).train(resume_from_checkpoint=True).global_step == 7
 
 
-def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:
+def test_a_stop_signal_waits_for_the_pending_checkpoint_and_saves_another(tmp_path: Path, gate: Gate) -> None:
     class Stopping(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 3:
@@ -189,7 +189,7 @@ def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tm
     assert [damage_in(tmp_path / f"checkpoint-{step}") for step in (2, 3)] == [[], []]
 
 
-def test_what_a_callback_asks_for_when_it_is_told_of_a_save_is_done(tmp_path: Path) -> None:
+def test_control_flags_that_on_save_sets_take_effect(tmp_path: Path) -> None:
     class StopAtFirstSave(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = True
@@ -197,7 +197,7 @@ def test_what_a_callback_asks_for_when_it_is_told_of_a_save_is_done(tmp_path: Pa
     assert make(tmp_path, StopAtFirstSave(), max_steps=50, num_train_epochs=50).train().global_step < 50
 
 
-def test_the_best_model_is_loaded_from_a_checkpoint_that_is_complete(tmp_path: Path) -> None:
+def test_the_best_model_is_loaded_from_a_complete_checkpoint(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "eval_strategy": "steps",
         "eval_steps": 2,
@@ -215,7 +215,7 @@ def test_the_best_model_is_loaded_from_a_checkpoint_that_is_complete(tmp_path: P
         assert torch.equal(ours.model.state_dict()[name], tensor)
 
 
-def test_a_save_by_hand_waits_for_the_one_in_the_background_and_is_there_at_once(tmp_path: Path, gate: Gate) -> None:
+def test_a_manual_save_waits_for_the_background_save_and_is_synchronous(tmp_path: Path, gate: Gate) -> None:
     folders: list[list[str]] = []
 
     class ByHand(TrainerCallback):
@@ -231,52 +231,52 @@ def test_a_save_by_hand_waits_for_the_one_in_the_background_and_is_there_at_once
 
 
 @pytest.mark.parametrize("method", ["_save", "save_model", "_save_checkpoint"])
-def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told_once(
+def test_an_overridden_save_method_runs_on_the_main_thread_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     threads: list[threading.Thread] = []
 
-    def own(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    def save(self: Trainer, *arguments: Any, **keywords: Any) -> Any:
         threads.append(threading.current_thread())
         return getattr(super(kind, self), method)(*arguments, **keywords)
 
-    kind: Any = type("OwnTrainer", (Trainer,), {method: own})
+    kind: Any = type("CustomTrainer", (Trainer,), {method: save})
     watcher = Watcher()
     make(tmp_path, watcher, kind=kind).train()
     assert threads == [threading.main_thread()] * 4
     warnings = [record.getMessage() for record in caplog.records if "async_save" in record.getMessage()]
-    assert len(warnings) == 1 and "OwnTrainer" in warnings[0] and method in warnings[0]
-    assert ("save", 2, ["checkpoint-2"]) in watcher.seen
+    assert len(warnings) == 1 and "CustomTrainer" in warnings[0] and method in warnings[0]
+    assert ("save", 2, ["checkpoint-2"]) in watcher.events
 
 
-def test_what_cannot_be_copied_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_models_that_cannot_be_copied_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     storage: Any = SimpleNamespace(can_be_copied=False)
     saves = CheckpointManager()
     saves.is_async = True
     assert [saves.can_copy(storage), saves.can_copy(storage)] == [False, False]
-    (told,) = caplog.messages
-    assert "version 1 of FSDP" in told and "training waits" in told
+    (warning,) = caplog.messages
+    assert "version 1 of FSDP" in warning and "training waits" in warning
 
 
-class OwnWriter(BertForSequenceClassification):
-    """Writes its weights itself, whatever it is given."""
+class CustomWriter(BertForSequenceClassification):
+    """A model that overrides `save_pretrained`."""
 
     def save_pretrained(self, save_directory: Any, **_: Any) -> None:  # type: ignore[override]
         Path(save_directory, "thread.txt").write_text(threading.current_thread().name)
         super().save_pretrained(save_directory)
 
 
-def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp_path: Path) -> None:
-    model = OwnWriter(tiny_bert_classifier().config)
-    given = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
-    quiet_trainer(tmp_path, model, given=given, max_steps=2, async_save=True, save_strategy="steps").train()
+def test_an_overridden_save_pretrained_runs_on_the_main_thread(tmp_path: Path) -> None:
+    model = CustomWriter(tiny_bert_classifier().config)
+    options = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
+    quiet_trainer(tmp_path, model, given=options, max_steps=2, async_save=True, save_strategy="steps").train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
     assert damage_in(tmp_path / "checkpoint-2") == []
 
 
-def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    states = {"one": whole, "tied": whole, "column": whole[:, 1], "turned": whole.t(), "other": whole.clone()}
+def test_copies_share_memory_like_the_originals() -> None:
+    matrix = torch.arange(12.0).reshape(3, 4)
+    states = {"one": matrix, "tied": matrix, "column": matrix[:, 1], "turned": matrix.t(), "other": matrix.clone()}
     kinds = {
         "no elements": torch.empty(0, 3),
         "a number": torch.tensor(2.5, dtype=torch.bfloat16),
@@ -292,11 +292,11 @@ def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
         assert torch.equal(copied[name], tensor) and copied[name].stride() == tensor.stride()
     memory = {name: copied[name].untyped_storage().data_ptr() for name in states}
     assert memory["one"] == memory["tied"] == memory["column"] == memory["turned"] != memory["other"]
-    whole.zero_()
+    matrix.zero_()
     assert copied["column"].tolist() == [1.0, 5.0, 9.0]
 
 
-def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> None:
+def test_an_unshared_tensor_is_copied_by_one_operation() -> None:
     class Operations(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -312,17 +312,17 @@ def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> 
     with Operations() as operations:
         copied = copies.copy(states)
     assert operations.names == ["aten.copy_.default"] * len(states)
-    assert all(torch.equal(one, other) for one, other in zip(copied, states, strict=True))
+    assert all(map(torch.equal, copied, states))
 
 
-def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() -> None:
+def test_only_released_buffers_are_reused() -> None:
     copies = HostCopies()
     states = [torch.ones(1000), torch.ones(500)]
     first = copies.copy(states)
     second = copies.copy(states)
-    places = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
-    assert not places[0] & places[1]
+    addresses = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
+    assert not addresses[0] & addresses[1]
     copies.release()
     third = copies.copy([torch.zeros(500), torch.zeros(1000)])
-    assert {tensor.data_ptr() for tensor in third} <= places[0] | places[1]
+    assert {tensor.data_ptr() for tensor in third} <= addresses[0] | addresses[1]
     assert all(tensor.sum() == 0 for tensor in third)

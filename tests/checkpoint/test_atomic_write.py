@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.name != "littrainer_manifest.json"}
 
 
-def test_a_folder_is_there_when_it_is_complete_and_not_before(tmp_path: Path) -> None:
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-5"
     with staged_folder(final) as folder:
         (folder / "a").touch()
@@ -46,7 +46,7 @@ def test_a_folder_is_there_when_it_is_complete_and_not_before(tmp_path: Path) ->
 
 @pytest.mark.parametrize("existed", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), OSError(errno.EIO, "x")], ids=repr)
-def test_after_an_exception_everything_is_as_it_was(tmp_path: Path, error: BaseException, existed: bool) -> None:
+def test_an_exception_leaves_everything_unchanged(tmp_path: Path, error: BaseException, existed: bool) -> None:
     final = tmp_path / "checkpoint-5"
     if existed:
         write(final, a="before")
@@ -58,10 +58,10 @@ def test_after_an_exception_everything_is_as_it_was(tmp_path: Path, error: BaseE
     assert not existed or contents(final) == {"a": "before"}
 
 
-def test_an_earlier_folder_of_that_name_is_replaced_but_for_what_a_user_put_there(tmp_path: Path) -> None:
+def test_an_earlier_folder_is_replaced_except_files_that_a_user_added(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-5"
     final.mkdir()
-    # As an override of `_save_checkpoint` does before it calls `super()`.
+    # As by an override of `_save_checkpoint` before `super()`.
     (final / "card").write_text("mine")
     write(final, a="before", outdated="x")
     assert contents(final) == {"a": "before", "outdated": "x", "card": "mine"} and edits_in(final) == []
@@ -72,11 +72,11 @@ def test_an_earlier_folder_of_that_name_is_replaced_but_for_what_a_user_put_ther
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: once raised, it is raised again by whatever would tidy up."""
+    """A simulated end of the process, raised again by every cleanup."""
 
 
 class Kill:
-    """Ends the process, so to say, after a number of calls that change the disk."""
+    """A simulated kill after a number of calls that change the disk."""
 
     CALLS = tuple((os, name) for name in ("mkdir", "unlink", "rmdir", "rename", "replace"))
 
@@ -93,7 +93,7 @@ class Kill:
 
 
 def cannot_rename(patch: pytest.MonkeyPatch, is_kept: Callable[[Path], bool]) -> None:
-    """Let folders stay where they are, as those in the lower layer of an overlay do."""
+    """Make renames fail, as in the lower layer of an overlay."""
     original = os.rename
 
     def rename(source: Path, target: Path) -> None:
@@ -104,13 +104,13 @@ def cannot_rename(patch: pytest.MonkeyPatch, is_kept: Callable[[Path], bool]) ->
     patch.setattr(os, "rename", rename)
 
 
-def is_half(folder: Path) -> bool:
+def is_incomplete(folder: Path) -> bool:
     return not any((folder / name).exists() for name in atomic_write.MARKER_FILES)
 
 
 @pytest.mark.parametrize("is_in_overlay", [False, True])
 @pytest.mark.parametrize("with_manifest", [True, False], ids=["ours", "of transformers"])
-def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_ones_only(
+def test_a_kill_during_replacement_or_deletion_leaves_only_complete_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_manifest: bool, is_in_overlay: bool
 ) -> None:
     if is_in_overlay:
@@ -133,7 +133,7 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
                 write(final, a="after", **files)
                 delete_atomically(older)
         for folder in filter(Path.exists, (final, older)):
-            assert is_half(folder) or contents(folder).keys() == {"a", *files}, after
+            assert is_incomplete(folder) or contents(folder).keys() == {"a", *files}, after
         # The next run may be killed too.
         for soon in (after % 3, after % 7, after % 23):
             with monkeypatch.context() as patch, contextlib.suppress(Killed):
@@ -141,8 +141,8 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
                 clean_staging_dir(run_dir)
         clean_staging_dir(run_dir)
         assert contents(final) in ({"a": "before", **files}, {"a": "after", **files}), after
-        assert not is_half(final) and set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
-        is_there = older.exists() and not is_half(older)
+        assert not is_incomplete(final) and set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
+        is_there = older.exists() and not is_incomplete(older)
         assert not is_there or contents(older) == {"a": "before", **files}, after
         assert read_manifest(final) is None or edits_in(final) == damage_in(final) == [], after
         ends.append((contents(final)["a"], is_there))
@@ -151,22 +151,29 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
     assert list(dict.fromkeys(ends)) == [("before", True), ("after", True), ("after", False)]
 
 
-def test_only_what_training_left_unfinished_is_removed_and_what_is_complete_is_put_in_its_place(
+def test_incomplete_staging_folders_are_removed_and_complete_folders_are_renamed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for folder in ("mydata-2024", "checkpoint-2", "checkpoint-5"):
         (tmp_path / folder).mkdir()
     (tmp_path / "checkpoint-2" / "trainer_state.json").touch()
-    unfinished = tmp_path / STAGING_DIR
-    whole, half = ("checkpoint-2", "checkpoint-5", "checkpoint-7"), ("checkpoint-4", "mydata-2024")
-    for name in (*whole, *half, "checkpoint-6.process1", "checkpoint-8.deleted", "mydata-2024.deleted", "somebody's"):
-        (unfinished / name).mkdir(parents=True)
-        (unfinished / name / "file").touch()
-        if name in whole or name == "checkpoint-8.deleted":
-            write_manifest(unfinished / name)
+    staging = tmp_path / STAGING_DIR
+    complete, incomplete = ("checkpoint-2", "checkpoint-5", "checkpoint-7"), ("checkpoint-4", "mydata-2024")
+    for name in (
+        *complete,
+        *incomplete,
+        "checkpoint-6.process1",
+        "checkpoint-8.deleted",
+        "mydata-2024.deleted",
+        "somebody's",
+    ):
+        (staging / name).mkdir(parents=True)
+        (staging / name / "file").touch()
+        if name in complete or name == "checkpoint-8.deleted":
+            write_manifest(staging / name)
     clean_staging_dir(tmp_path)
-    assert os.listdir(unfinished) == ["somebody's"]
-    assert sorted(path.name for path in tmp_path.glob("*-*")) == [*whole, "mydata-2024"]
+    assert os.listdir(staging) == ["somebody's"]
+    assert sorted(path.name for path in tmp_path.glob("*-*")) == [*complete, "mydata-2024"]
     assert os.listdir(tmp_path / "checkpoint-2") == ["trainer_state.json"]
     for name in ("checkpoint-5", "checkpoint-7"):
         assert contents(tmp_path / name) == {"file": ""} and f"{name} is complete" in caplog.text
@@ -182,7 +189,7 @@ def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> Non
     assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
 
 
-def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_deleting_a_link_leaves_its_target(tmp_path: Path) -> None:
     write(tmp_path / "elsewhere" / "checkpoint-5", a="x")
     (tmp_path / "checkpoint-5").symlink_to(tmp_path / "elsewhere" / "checkpoint-5")
     delete_atomically(tmp_path / "checkpoint-5")
@@ -201,10 +208,10 @@ def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Pa
     ],
     ids=repr,
 )
-def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: Path, error: Any) -> None:
+def test_a_full_disk_error_names_checkpoint_file_free_space_and_remedy(tmp_path: Path, error: Any) -> None:
     file = getattr(error, "filename", None) or "weights"
-    told = rf"checkpoint-5 could not be written beyond {file}.*7 bytes.*are free"
-    with pytest.raises(OSError, match=told) as caught, staged_folder(tmp_path / "checkpoint-5") as folder:
+    message = rf"checkpoint-5 could not be written beyond {file}.*7 bytes.*are free"
+    with pytest.raises(OSError, match=message) as caught, staged_folder(tmp_path / "checkpoint-5") as folder:
         (folder / "weights").write_text("written")
         raise error
     assert caught.value.errno == errno.ENOSPC and caught.value.__cause__ is error
@@ -213,7 +220,7 @@ def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
-def test_the_handlers_of_a_script_are_changed_only_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_log_handlers_have_a_filter_only_during_a_save(tmp_path: Path) -> None:
     handler = logging.Handler()
     logging.getLogger().addHandler(handler)
     try:

@@ -29,7 +29,7 @@ from littrainer.checkpoint.checksums import (
 from littrainer.checkpoint.verification import damage_in
 
 
-def test_a_manifest_lists_files_in_subfolders_and_neither_links_nor_itself(tmp_path: Path) -> None:
+def test_a_manifest_lists_files_in_subfolders_but_neither_links_nor_itself(tmp_path: Path) -> None:
     data = os.urandom(CHUNK_BYTES * 2 + 3)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "weights").write_bytes(data)
@@ -43,17 +43,15 @@ def test_a_manifest_lists_files_in_subfolders_and_neither_links_nor_itself(tmp_p
     assert list_files(tmp_path) == ["a", "adapter/weights"]
 
 
-def test_a_manifest_is_not_read_again_until_its_file_is_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, moved = tmp_path / "unfinished", tmp_path / "checkpoint-1"
+def test_a_manifest_is_cached_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, moved = tmp_path / "staging", tmp_path / "checkpoint-1"
     folder.mkdir()
     write_manifest(folder, sequence=1)
     folder.rename(moved)
     with monkeypatch.context() as patch:
         patch.setattr(checksums, "read_manifest", lambda folder: pytest.fail("read again"))
         assert readable_manifest(moved) == Manifest({}, sequence=1)
-        # Each in the place of the one before, of the same size, within one tick of the file system's clock.
+        # Equal sizes, within a tick of the file system's clock.
         for sequence in range(2, 9):
             write_manifest(moved, sequence=sequence)
             assert readable_manifest(moved).sequence == sequence
@@ -74,13 +72,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     return tmp_path
 
 
-def sealed(folder: Path) -> None:
+def write_with_builder(folder: Path) -> None:
     builder = ManifestBuilder(folder)
     builder.complete(sequence=4)
     builder.close()
 
 
-def test_files_written_again_after_they_were_added_are_summed_up_again(folder: Path) -> None:
+def test_files_that_change_after_hashing_are_hashed_again(folder: Path) -> None:
     builder = ManifestBuilder(folder)
     builder.add_large_files()
     (folder / "a").write_text("other and longer")
@@ -91,7 +89,7 @@ def test_files_written_again_after_they_were_added_are_summed_up_again(folder: P
     assert set(read_manifest(folder).files) == {"a"}  # type: ignore[union-attr]
 
 
-def test_all_files_and_folders_are_brought_onto_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_and_folders_are_fsynced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     original = os.fsync
 
@@ -100,28 +98,28 @@ def test_all_files_and_folders_are_brought_onto_the_disk(folder: Path, monkeypat
         original(descriptor)
 
     monkeypatch.setattr(os, "fsync", watch)
-    sealed(folder)
+    write_with_builder(folder)
     assert set(synced) == {"a", "below/b", "below", ".", "littrainer_manifest.json.unfinished"}
-    # A manifest that is there after a power cut must not speak of files that are not.
+    # After a power failure no file in an existing manifest may be missing.
     assert synced.index("littrainer_manifest.json.unfinished") > max(synced.index("a"), synced.index("below/b"))
     assert synced[-2:] == [".", "below"]
 
 
-def test_a_file_system_that_cannot_wait_for_the_disk_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_fsync_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         if os.path.isdir(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    sealed(folder)
+    write_with_builder(folder)
     assert damage_in(folder) == []
 
 
-def test_what_a_users_code_does_to_the_files_afterwards_is_no_damage(folder: Path) -> None:
-    sealed(folder)
+def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
+    write_with_builder(folder)
     written = os.stat(folder / "a")
     (folder / "a").write_text("six")
-    # As a copy with the times of the original leaves it.
+    # As after a copy that preserves times.
     os.utime(folder / "a", ns=(written.st_atime_ns, written.st_mtime_ns))
     (folder / "added").touch()
     os.remove(folder / "below" / "b")

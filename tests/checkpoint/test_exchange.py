@@ -1,4 +1,4 @@
-"""A checkpoint that one library wrote resumes in the other. Neither knows that the other is loaded."""
+"""Checkpoints of littrainer and transformers resume in the other library."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.releases import ABSENT, ROOT, earlier_release
 
 
-def assert_same_numbers(resumed: Result, whole: Result) -> None:
-    """The same logs and the same weights, bit for bit."""
-    assert [log["step"] for log in whole["logs"]] == [*range(1, STEPS + 1)]
-    assert resumed["logs"] == whole["logs"]
-    assert resumed["weights"].keys() == whole["weights"].keys()
-    different = [name for name, value in whole["weights"].items() if not torch.equal(value, resumed["weights"][name])]
+def assert_same_numbers(resumed: Result, uninterrupted: Result) -> None:
+    """Assert equal logs and weights, bit for bit."""
+    assert [log["step"] for log in uninterrupted["logs"]] == [*range(1, STEPS + 1)]
+    assert resumed["logs"] == uninterrupted["logs"]
+    assert resumed["weights"].keys() == uninterrupted["weights"].keys()
+    different = [
+        name for name, value in uninterrupted["weights"].items() if not torch.equal(value, resumed["weights"][name])
+    ]
     assert not different
 
 
@@ -32,16 +34,14 @@ def assert_same_numbers(resumed: Result, whole: Result) -> None:
 @pytest.mark.parametrize(
     ("writer", "reader"), [(littrainer, transformers), (transformers, littrainer)], ids=["to", "from"]
 )
-def test_a_training_goes_on_in_the_other_library_with_the_same_numbers(
-    tmp_path: Path, writer: Any, reader: Any, kind: str
-) -> None:
-    whole = train(writer, KINDS[kind], tmp_path / kind)
-    assert_same_numbers(train(reader, KINDS[kind], tmp_path / "second", checkpoint(tmp_path, kind)), whole)
+def test_a_training_resumes_exactly_in_the_other_library(tmp_path: Path, writer: Any, reader: Any, kind: str) -> None:
+    uninterrupted = train(writer, KINDS[kind], tmp_path / kind)
+    assert_same_numbers(train(reader, KINDS[kind], tmp_path / "second", checkpoint(tmp_path, kind)), uninterrupted)
 
 
 @pytest.fixture(scope="session")
 def earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What transformers 5.3.0 wrote (`theirs`), and what it was given to resume (`ours`); one process for all tests."""
+    """Checkpoints that transformers 5.3.0 wrote (`theirs`), and that it resumed (`ours`), from one process."""
     release = earlier_release()
     if release is None:
         pytest.skip(ABSENT)
@@ -65,14 +65,12 @@ def result(folder: Path, name: str) -> Result:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_of_transformers_5_3_goes_on_here_with_the_same_numbers(
-    earlier_runs: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_training_of_transformers_5_3_resumes_exactly_here(earlier_runs: Path, tmp_path: Path, kind: str) -> None:
     resumed = train(littrainer, KINDS[kind], tmp_path, checkpoint(earlier_runs / "theirs", kind))
     assert_same_numbers(resumed, result(earlier_runs / "theirs", f"{kind}.whole"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_goes_on_in_transformers_5_3_with_the_same_numbers(earlier_runs: Path, kind: str) -> None:
+def test_a_training_resumes_exactly_in_transformers_5_3(earlier_runs: Path, kind: str) -> None:
     resumed = result(earlier_runs / "theirs", f"{kind}.resumed")
     assert_same_numbers(resumed, result(earlier_runs / "ours", f"{kind}.whole"))

@@ -39,15 +39,15 @@ def are_finite(numbers: torch.Tensor, *buffers: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS.keys())
-def test_a_single_number_of_any_format_is_found(numbers: torch.Tensor) -> None:
+def test_a_nonfinite_number_of_any_dtype_is_detected(numbers: torch.Tensor) -> None:
     assert are_finite(numbers)
     for number in (NAN, INFINITE):
-        sick = numbers.clone()
-        sick[1] = number
-        assert not are_finite(sick)
+        nonfinite = numbers.clone()
+        nonfinite[1] = number
+        assert not are_finite(nonfinite)
 
 
-def test_a_buffer_may_be_infinite_as_masks_are_and_has_to_be_a_number() -> None:
+def test_a_buffer_may_be_infinite_but_not_nan() -> None:
     weight, mask = torch.ones(2), torch.tensor([0.0, INFINITE])
     assert are_finite(weight, mask) and not are_finite(weight, mask, torch.tensor([NAN, INFINITE]))
     model = nn.Module()
@@ -55,7 +55,7 @@ def test_a_buffer_may_be_infinite_as_masks_are_and_has_to_be_a_number() -> None:
     assert not find_nonfinite_weights(model, with_buffers=True)
 
 
-def test_whole_numbers_empty_tensors_and_formats_of_one_byte_are_finite() -> None:
+def test_integers_empty_tensors_and_one_byte_dtypes_are_finite() -> None:
     quantized = torch.tensor([1, 255], dtype=torch.uint8)
     assert all(map(are_finite, (quantized, quantized.clone().view(torch.float8_e4m3fn), torch.empty(0))))
 
@@ -67,7 +67,7 @@ class Masked(VectorClassifier):
 
 
 class Harm(TrainerCallback):
-    """Makes one number of the parameter that comes last infinite after the second step."""
+    """A callback that sets a number of the last parameter to infinity after the second step."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if state.global_step == 2:
@@ -85,20 +85,23 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("make", "changes"), KINDS.values(), ids=KINDS.keys())
-def test_a_checkpoint_says_whether_its_weights_are_finite(
+def test_a_manifest_records_whether_weights_are_finite(
     tmp_path: Path, make: Callable[[], nn.Module], changes: dict[str, Any]
 ) -> None:
-    given: dict[str, Any] = {"callbacks": [Harm()]}
+    options: dict[str, Any] = {"callbacks": [Harm()]}
     if make is not Masked:
-        given |= {"train_dataset": tag_rows(10), "data_collator": DataCollatorForTokenClassification(tiny_tokenizer())}
-    quiet_trainer(tmp_path, make(), given=given, **EACH_STEP, **changes).train()
+        options |= {
+            "train_dataset": tag_rows(10),
+            "data_collator": DataCollatorForTokenClassification(tiny_tokenizer()),
+        }
+    quiet_trainer(tmp_path, make(), given=options, **EACH_STEP, **changes).train()
     assert readable_manifest(tmp_path / "checkpoint-1").weights_are_finite is True
     assert readable_manifest(tmp_path / "checkpoint-2").weights_are_finite is False
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
-class HarmsTheOptimizer(TrainerCallback):
-    """Makes a number of the last moment nan after the second step, and an earlier one infinite."""
+class HarmOptimizer(TrainerCallback):
+    """A callback that sets optimizer moments to infinity, and to nan after the second step."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         first, *_, last = optimizer.state.values()
@@ -108,14 +111,14 @@ class HarmsTheOptimizer(TrainerCallback):
 
 
 @pytest.mark.parametrize("save_only_model", [False, True])
-def test_nan_in_the_optimizers_state_is_told_if_the_checkpoint_has_it(tmp_path: Path, save_only_model: bool) -> None:
-    given = {"callbacks": [HarmsTheOptimizer()]}
-    quiet_trainer(tmp_path, VectorClassifier(), given=given, save_only_model=save_only_model, **EACH_STEP).train()
-    found = [readable_manifest(tmp_path / f"checkpoint-{step}").weights_are_finite for step in (1, 2)]
-    assert found == [True, save_only_model]
+def test_nan_in_a_saved_optimizer_state_is_recorded(tmp_path: Path, save_only_model: bool) -> None:
+    options = {"callbacks": [HarmOptimizer()]}
+    quiet_trainer(tmp_path, VectorClassifier(), given=options, save_only_model=save_only_model, **EACH_STEP).train()
+    are_finite = [readable_manifest(tmp_path / f"checkpoint-{step}").weights_are_finite for step in (1, 2)]
+    assert are_finite == [True, save_only_model]
 
 
-def test_what_a_users_code_changes_afterwards_is_not_known_to_be_finite(tmp_path: Path) -> None:
+def test_weights_that_user_code_changes_are_not_recorded_as_finite(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     write_manifest(tmp_path, weights_are_finite=True)
     (tmp_path / "notes.txt").touch()
@@ -129,7 +132,7 @@ def test_what_a_users_code_changes_afterwards_is_not_known_to_be_finite(tmp_path
     assert readable_manifest(tmp_path).weights_are_finite is None
 
 
-def folders(root: Path, finite: dict[int, bool | None]) -> Path:
+def make_checkpoints(root: Path, finite: dict[int, bool | None]) -> Path:
     for step, are_finite in finite.items():
         folder = root / f"checkpoint-{step}"
         folder.mkdir()
@@ -138,18 +141,18 @@ def folders(root: Path, finite: dict[int, bool | None]) -> Path:
     return root
 
 
-def test_resuming_from_the_newest_passes_over_sick_checkpoints_with_one_warning(
+def test_resuming_skips_nonfinite_checkpoints_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folders(tmp_path, {1: True, 2: None, 3: False, 4: False})
+    make_checkpoints(tmp_path, {1: True, 2: None, 3: False, 4: False})
     assert find_checkpoint_to_resume(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
     (warning,) = caplog.messages
     assert f"{tmp_path / 'checkpoint-4'}, {tmp_path / 'checkpoint-3'}" in warning
     assert f"{tmp_path / 'checkpoint-2'} is the newest one before" in warning
 
 
-def test_a_folder_of_sick_checkpoints_is_resumed_by_name_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folders(tmp_path, {3: False})
+def test_a_nonfinite_checkpoint_is_resumed_only_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_checkpoints(tmp_path, {3: False})
     assert get_last_checkpoint(tmp_path) is None
     caplog.clear()
     folder = tmp_path / "checkpoint-3"

@@ -1,4 +1,4 @@
-"""Runs at an address with earlier releases of fsspec, each in a process of its own."""
+"""Remote runs with earlier releases of fsspec, each in a separate process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.scenarios.releases import ROOT
 LINES = (ROOT / "tests" / "fsspec-releases.txt").read_text("utf-8").splitlines()
 RELEASES = [line for line in LINES if not line.startswith("#")]
 VARIABLE = "LITTRAINER_FSSPEC"
-"""Names the folder that holds a folder for each release; by default it is where `make test-all` installs them."""
+"""The variable with the folder of the releases; by default `make test-all`'s."""
 TRIED = ("empty_disk", "best_model", "lead_out", "damaged_download", "short_read", "right_to_delete", "never_replaced")
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_runs_at_an_address_do_the_same_with_an_earlier_fsspec(release: str) -> None:
+def test_remote_runs_work_with_an_earlier_fsspec(release: str) -> None:
     folder = Path(os.environ.get(VARIABLE) or ROOT / ".venv" / "fsspec") / release
     if not folder.is_dir():
         pytest.skip(f"fsspec {release} is not installed in its folder: `make test-all` does it")

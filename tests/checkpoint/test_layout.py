@@ -17,7 +17,7 @@ from littrainer.checkpoint.retention import rotate_checkpoints, sort_checkpoints
 from littrainer.checkpoint.verification import get_last_checkpoint
 from tests.scenarios.trainers import quiet_trainer
 
-# Folder names with the modification time of each, in seconds.
+# Folder name -> modification time in seconds.
 FOLDERS: dict[str, dict[str, float]] = {
     "none": {},
     "one": {"checkpoint-5": 1000},
@@ -47,13 +47,13 @@ every_layout = pytest.mark.parametrize("times", FOLDERS.values(), ids=FOLDERS.ke
 
 
 @every_layout
-def test_the_last_checkpoint_is_the_one_that_transformers_finds(tmp_path: Path, times: dict[str, float]) -> None:
+def test_get_last_checkpoint_equals_that_of_transformers(tmp_path: Path, times: dict[str, float]) -> None:
     root = make_folders(tmp_path / "out", times)
     for folder in [path for path in root.glob("checkpoint-*") if path.is_dir()]:
         write_manifest(folder)
-    found = get_last_checkpoint(str(root))
-    assert found == theirs.get_last_checkpoint(str(root))
-    assert get_last_checkpoint(root) == found
+    last = get_last_checkpoint(str(root))
+    assert last == theirs.get_last_checkpoint(str(root))
+    assert get_last_checkpoint(root) == last
 
 
 @every_layout
@@ -73,19 +73,19 @@ def test_rotation_deletes_what_transformers_deletes(
     tmp_path: Path, times: dict[str, float], use_mtime: bool, best: str | None
 ) -> None:
     for limit in (None, 0, -1, 1, 2, 9):
-        left = {}
+        remaining = {}
         for name, library in (("ours", retention), ("theirs", theirs)):
             root = make_folders(tmp_path / f"{name} {limit}", times)
             best_folder = None if best is None else str(root / best)
             library.rotate_checkpoints(
                 str(root), save_total_limit=limit, best_model_checkpoint=best_folder, use_mtime=use_mtime
             )
-            left[name] = sorted(os.listdir(root))
-        assert left["ours"] == left["theirs"], limit
+            remaining[name] = sorted(os.listdir(root))
+        assert remaining["ours"] == remaining["theirs"], limit
 
 
-def written_in_order(root: Path, times: dict[str, float]) -> Path:
-    """Folders with manifests, written in the order given, with clocks that say something else."""
+def write_in_order(root: Path, times: dict[str, float]) -> Path:
+    """Make folders with manifests in this order, and with other times."""
     make_folders(root, times)
     for number, name in enumerate(times):
         write_manifest(root / name, sequence=number)
@@ -96,8 +96,8 @@ def written_in_order(root: Path, times: dict[str, float]) -> Path:
 CLOCK_SET_BACK = {"checkpoint-2": 5000.0, "checkpoint-4": 5010.0, "checkpoint-6": 1000.0}
 
 
-def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp_path: Path) -> None:
-    root = written_in_order(tmp_path / "ours", CLOCK_SET_BACK)
+def test_a_clock_that_was_set_back_does_not_change_the_order(tmp_path: Path) -> None:
+    root = write_in_order(tmp_path / "ours", CLOCK_SET_BACK)
     assert [Path(path).name for path in sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
     without_manifests = make_folders(tmp_path / "theirs", CLOCK_SET_BACK)
     for folder, newest in ((root, None), (without_manifests, str(without_manifests / "checkpoint-6"))):
@@ -105,7 +105,7 @@ def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp
         assert folders_in(folder) == ["checkpoint-6"]
 
 
-def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_path: Path) -> None:
+def test_folders_with_text_after_the_step_are_no_checkpoints(tmp_path: Path) -> None:
     names = ["checkpoint-5-old", "checkpoint-best", "checkpoint-", "checkpoint-1a", ".checkpoint-7", "checkpoint--3"]
     root = make_folders(tmp_path / "out", {"checkpoint-2": 1000, "checkpoint-3": 1000, **dict.fromkeys(names, 2000)})
     for name in names:
@@ -116,10 +116,8 @@ def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_pa
     assert get_last_checkpoint(root) is None
 
 
-def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = written_in_order(tmp_path / "out", {"checkpoint-1": 1000, "checkpoint-2": 1000, "checkpoint-3": 1000})
+def test_damaged_checkpoints_are_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = write_in_order(tmp_path / "out", {"checkpoint-1": 1000, "checkpoint-2": 1000, "checkpoint-3": 1000})
     (root / "checkpoint-3" / "file").unlink()
     assert get_last_checkpoint(str(root)) == str(root / "checkpoint-2")
     (warning,) = caplog.records
@@ -130,7 +128,7 @@ def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
     assert get_last_checkpoint(root) is None and "no intact one before it" in caplog.text
 
 
-def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
+def test_a_failed_deletion_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make_folders(tmp_path / "out", FOLDERS["by step, not by name"])
@@ -143,23 +141,23 @@ def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
     assert "checkpoint-3" in caplog.text and "Permission denied" in caplog.text
 
 
-def test_an_output_dir_that_cannot_be_made_is_told_with_the_reason(
+def test_an_output_dir_that_cannot_be_made_is_an_error_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to("gone")
     with pytest.raises(OSError, match=r"link is a link to gone, where there is no folder"):
         quiet_trainer(tmp_path / "link")
-    # Not even root can make a folder below a file.
+    # Even root cannot make a folder below a file.
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(
-        OSError, match=r"What goes to memory://bucket/run is written to .* cannot be made .*XDG_CACHE_HOME"
+        OSError, match=r"Uploads to memory://bucket/run are written to .* cannot be made .*XDG_CACHE_HOME"
     ):
         quiet_trainer("memory://bucket/run")
 
 
-def test_files_have_the_names_they_have_in_transformers() -> None:
+def test_files_have_the_names_of_transformers() -> None:
     homes = (transformers.trainer, transformers.utils, theirs)
     names = [name for name in dir(ours) if name.endswith("_NAME") or name == "PREFIX_CHECKPOINT_DIR"]
-    known = {name: getattr(home, name) for home in homes for name in names if hasattr(home, name)}
-    assert len(known) >= 9 and {name: getattr(ours, name) for name in known} == known
+    expected = {name: getattr(home, name) for home in homes for name in names if hasattr(home, name)}
+    assert len(expected) >= 9 and {name: getattr(ours, name) for name in expected} == expected

@@ -24,7 +24,7 @@ EPOCH_STEPS = 5
 
 
 class VectorModule(pl.LightningModule):
-    """Carries a model as `model`, has a weight of its own beside it, and notes the losses of its steps."""
+    """A module with a model, a weight outside of it, and a record of losses."""
 
     def __init__(self, model: nn.Module | None = None, has_temperature: bool = True, **hyper_parameters: Any) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ def batches() -> DataLoader[Any]:
     return DataLoader(Rows(vector_rows(4 * EPOCH_STEPS)), batch_size=4)  # type: ignore[arg-type]
 
 
-def fitted(
+def fit(
     folder: Path, module: pl.LightningModule, *, epochs: int, io: Any = None, resume: Any = None, save_at: int = 0
 ) -> pl.Trainer:
-    """Fit; `save_at` is the optimizer step at which `folder` is written."""
+    """Fit, and save to `folder` at optimizer step `save_at`."""
 
     class Save(pl.Callback):
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -77,13 +77,13 @@ def weights(module: nn.Module) -> dict[str, Any]:
     return {name: value.tolist() for name, value in module.state_dict().items()}
 
 
-def test_a_lightning_training_goes_on_from_a_folder_with_the_same_numbers(tmp_path: Path) -> None:
-    whole, second = VectorModule(note="a"), VectorModule()
-    fitted(tmp_path / "step.ckpt", whole, epochs=2, save_at=EPOCH_STEPS)
-    trainer = fitted(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
+def test_a_lightning_training_resumes_exactly_from_a_folder(tmp_path: Path) -> None:
+    uninterrupted, second = VectorModule(note="a"), VectorModule()
+    fit(tmp_path / "step.ckpt", uninterrupted, epochs=2, save_at=EPOCH_STEPS)
+    trainer = fit(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
     assert trainer.global_step == 2 * EPOCH_STEPS
-    assert second.losses == whole.losses[EPOCH_STEPS:]
-    assert weights(second) == weights(whole)
+    assert second.losses == uninterrupted.losses[EPOCH_STEPS:]
+    assert weights(second) == weights(uninterrupted)
     assert sorted(path.name for path in (tmp_path / "step.ckpt").iterdir()) == [
         "lightning_state.pt",
         "littrainer_manifest.json",
@@ -91,7 +91,7 @@ def test_a_lightning_training_goes_on_from_a_folder_with_the_same_numbers(tmp_pa
     ]
 
 
-def test_a_model_of_transformers_is_written_for_from_pretrained_with_its_tokenizer(tmp_path: Path) -> None:
+def test_a_transformers_model_is_saved_with_its_tokenizer_for_from_pretrained(tmp_path: Path) -> None:
     module = VectorModule(tiny_gpt2())
     trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module.model, tiny_tokenizer())], **QUIET)
     trainer.strategy.connect(module)
@@ -104,7 +104,7 @@ def test_a_model_of_transformers_is_written_for_from_pretrained_with_its_tokeniz
     assert "state_dict" not in state
 
 
-def test_the_best_folder_of_a_model_checkpoint_is_kept_loaded_and_the_others_deleted(tmp_path: Path) -> None:
+def test_model_checkpoint_keeps_and_loads_the_best_folder(tmp_path: Path) -> None:
     module = VectorModule()
 
     class Report(pl.Callback):
@@ -126,13 +126,13 @@ def test_the_best_folder_of_a_model_checkpoint_is_kept_loaded_and_the_others_del
 
 @pytest.mark.parametrize("library", [littrainer, transformers], ids=["ours", "theirs"])
 @pytest.mark.parametrize("saved_at", [EPOCH_STEPS, 3], ids=["end of an epoch", "middle of an epoch"])
-def test_a_folder_that_a_trainer_wrote_is_resumed_by_lightning(tmp_path: Path, library: Any, saved_at: int) -> None:
+def test_lightning_resumes_from_a_trainers_checkpoint(tmp_path: Path, library: Any, saved_at: int) -> None:
     class DecaysWeights(VectorModule):
         def configure_optimizers(self) -> Any:
             names = ("weight",)
             decayed = [p for name, p in self.model.named_parameters() if name.endswith(names) and "norm" not in name]
-            others = [p for p in self.model.parameters() if not any(p is member for member in decayed)]
-            optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others}], lr=0.01)
+            undecayed = [p for p in self.model.parameters() if not any(p is member for member in decayed)]
+            optimizer = torch.optim.AdamW([{"params": decayed}, {"params": undecayed}], lr=0.01)
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
@@ -164,7 +164,7 @@ def test_a_folder_that_a_trainer_wrote_is_resumed_by_lightning(tmp_path: Path, l
         assert weights(module.model) == at_start
 
 
-def test_a_folder_with_a_model_alone_is_enough_to_validate_and_not_to_fit(tmp_path: Path) -> None:
+def test_a_model_only_folder_can_be_validated_but_not_resumed(tmp_path: Path) -> None:
     quiet_trainer(tmp_path).save_model()
     module = VectorModule(has_temperature=False)
     nn.init.zeros_(module.model.head.weight)
@@ -175,14 +175,14 @@ def test_a_folder_with_a_model_alone_is_enough_to_validate_and_not_to_fit(tmp_pa
         trainer.fit(module, batches(), ckpt_path=tmp_path)
 
 
-def test_a_lightning_callback_of_our_trainer_writes_what_the_trainer_resumes_from(tmp_path: Path) -> None:
-    whole = quiet_trainer(
+def test_the_trainer_resumes_from_checkpoints_of_its_lightning_callbacks(tmp_path: Path) -> None:
+    uninterrupted = quiet_trainer(
         tmp_path,
         rows=20,
         num_train_epochs=2,
         given={"callbacks": [ModelCheckpoint(dirpath=tmp_path / "lightning", save_top_k=-1)]},
     )
-    whole.train()
+    uninterrupted.train()
     folder = tmp_path / "lightning" / "epoch=0-step=5.ckpt"
     assert {"model.safetensors", "lightning_state.pt", "trainer_state.json", "optimizer.pt"} <= {
         path.name for path in folder.iterdir()
@@ -190,33 +190,33 @@ def test_a_lightning_callback_of_our_trainer_writes_what_the_trainer_resumes_fro
     resumed = quiet_trainer(tmp_path / "again", rows=20, num_train_epochs=2)
     output = resumed.train(resume_from_checkpoint=str(folder))
     assert output.global_step == 10
-    assert weights(resumed.model) == weights(whole.model)
+    assert weights(resumed.model) == weights(uninterrupted.model)
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------
 
 
-def saved(folder: Path, module: Any = None, io: Any = None) -> None:
+def save(folder: Path, module: Any = None, io: Any = None) -> None:
     module = VectorModule() if module is None else module
     trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module) if io is None else io], **QUIET)
     trainer.strategy.connect(module)
     trainer.save_checkpoint(folder)
 
 
-def test_a_plugin_that_does_not_know_the_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not know the model.*TransformersCheckpointIO\(model\)"):
-        saved(tmp_path / "a", io=TransformersCheckpointIO())
+def test_a_plugin_without_a_model_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no model.*TransformersCheckpointIO\(model\)"):
+        save(tmp_path / "a", io=TransformersCheckpointIO())
 
 
-def test_an_attribute_that_holds_no_model_is_an_error_that_names_the_modules(tmp_path: Path) -> None:
+def test_an_attribute_without_a_model_is_an_error_that_names_the_modules(tmp_path: Path) -> None:
     module = VectorModule()
     with pytest.raises(ValueError, match=r"has no weights below 'net' \(it has: model, temperature\)"):
-        saved(tmp_path / "a", module, TransformersCheckpointIO(module, attribute="net"))
+        save(tmp_path / "a", module, TransformersCheckpointIO(module, attribute="net"))
     with pytest.raises(ValueError, match=r"carries no model as 'net' \(its modules: model\)"):
         TransformersCheckpointIO(module, attribute="net")._model()
 
 
-def test_places_that_hold_no_folder_of_this_plugin_are_named(tmp_path: Path) -> None:
+def test_paths_without_a_checkpoint_folder_are_errors_that_name_them(tmp_path: Path) -> None:
     io = TransformersCheckpointIO(VectorClassifier())
     for method, arguments in (
         ("save_checkpoint", ({"state_dict": {}},)),
@@ -232,7 +232,7 @@ def test_places_that_hold_no_folder_of_this_plugin_are_named(tmp_path: Path) -> 
     (tmp_path / "epoch=0.ckpt").touch()
     with pytest.raises(ValueError, match=r"epoch=0\.ckpt is a file"):
         io.load_checkpoint(tmp_path / "epoch=0.ckpt")
-    saved(tmp_path / "a")
+    save(tmp_path / "a")
     (tmp_path / "a" / "lightning_state.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"a is damaged: lightning_state\.pt"):
         io.load_checkpoint(tmp_path / "a")
@@ -240,23 +240,23 @@ def test_places_that_hold_no_folder_of_this_plugin_are_named(tmp_path: Path) -> 
 
 def test_hyper_parameters_that_could_not_be_loaded_safely_are_refused_when_saving(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"CrossEntropyLoss.*save_hyperparameters\(ignore="):
-        saved(tmp_path / "a", VectorModule(loss=nn.CrossEntropyLoss()))
+        save(tmp_path / "a", VectorModule(loss=nn.CrossEntropyLoss()))
     assert not (tmp_path / "a").exists()
 
 
-def test_paths_and_enumerations_among_hyper_parameters_are_kept_as_text(tmp_path: Path) -> None:
-    saved(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
+def test_paths_and_enums_in_hyper_parameters_are_saved_as_text(tmp_path: Path) -> None:
+    save(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
     state = torch.load(tmp_path / "a" / "lightning_state.pt", weights_only=True)
     assert state["hyper_parameters"] == {"data": "somewhere", "kind": "steps"}
 
 
-def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
+def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
     io = TransformersCheckpointIO(VectorClassifier())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").touch()
     with pytest.raises(ValueError, match=r"precious is not deleted"):
         io.remove_checkpoint(tmp_path / "precious")
-    saved(tmp_path / "a")
+    save(tmp_path / "a")
     (tmp_path / "last").symlink_to(tmp_path / "a")
     io.remove_checkpoint(tmp_path / "last")
     assert (tmp_path / "a").is_dir() and not (tmp_path / "last").is_symlink()
@@ -265,7 +265,7 @@ def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_lightnings_own_plugin_is_left_in_its_place(tmp_path: Path) -> None:
+def test_lightnings_own_checkpoint_io_is_not_replaced(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(dirpath=tmp_path / "lightning")
     plugin = TorchCheckpointIO()
     quiet_trainer(tmp_path, max_steps=1, given={"lightning": {"plugins": [plugin], "callbacks": [keeper]}}).train()

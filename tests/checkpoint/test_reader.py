@@ -29,7 +29,7 @@ def complete_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_a_fresh_start_the_newest_checkpoint_or_a_folder_of_any_name_may_be_meant(tmp_path: Path) -> None:
+def test_resume_from_checkpoint_is_none_true_or_a_folder(tmp_path: Path) -> None:
     for step in (9, 10, 2):
         complete_checkpoint(tmp_path / f"checkpoint-{step}")
     folder = complete_checkpoint(tmp_path / "elsewhere")
@@ -38,7 +38,7 @@ def test_a_fresh_start_the_newest_checkpoint_or_a_folder_of_any_name_may_be_mean
     assert {find_checkpoint_to_resume(nothing, str(tmp_path)) for nothing in (None, False, "")} == {None}
 
 
-def test_last_checkpoint_is_the_folder_that_a_push_makes_and_else_the_newest(tmp_path: Path) -> None:
+def test_last_checkpoint_is_a_pushed_folder_or_else_the_newest_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="resume_from_checkpoint=last-checkpoint, but there is no intact"):
         find_checkpoint_to_resume("last-checkpoint", str(tmp_path))
     newest = complete_checkpoint(tmp_path / "checkpoint-7")
@@ -67,7 +67,7 @@ def trained_checkpoint(folder: Path, **changes: Any) -> Path:
     return folder / "checkpoint-2"
 
 
-def test_a_checkpoint_that_was_edited_and_is_complete_resumes_with_one_warning(
+def test_an_edited_complete_checkpoint_resumes_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = trained_checkpoint(tmp_path)
@@ -79,13 +79,13 @@ def test_a_checkpoint_that_was_edited_and_is_complete_resumes_with_one_warning(
     (folder / "trainer_state.json").write_text(json.dumps({**state, "log_history": []}))
     again = quiet_trainer(tmp_path, max_steps=2)
     assert again.train(resume_from_checkpoint=True).global_step == 2
-    told = [record.getMessage() for record in caplog.records if "edited" in record.getMessage()]
-    assert len(told) == 1 and "trainer_state.json changed" in told[0] and "notes.txt added" in told[0]
+    (warning,) = [text for text in caplog.messages if "was edited (" in text]
+    assert "trainer_state.json changed" in warning and "notes.txt added" in warning
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_code_in_a_checkpoint_does_not_run_and_is_refused_by_the_name_of_the_file(tmp_path: Path, name: str) -> None:
+def test_code_in_a_checkpoint_is_refused_with_the_files_name(tmp_path: Path, name: str) -> None:
     folder, trace = trained_checkpoint(tmp_path), tmp_path / "was-run"
     torch.save({"state": Creates(trace)}, folder / name)
     (folder / "littrainer_manifest.json").unlink(missing_ok=True)
@@ -102,29 +102,27 @@ def test_pickled_training_arguments_are_never_loaded(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_checkpoint_without_random_states_leaves_the_random_numbers_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_random_states_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_random_states(tmp_path, quiet_arguments(tmp_path))
     assert "has no rng_state.pth" in caplog.text
 
 
-def test_a_state_of_an_optimizer_with_other_groups_is_refused_unless_it_keeps_its_state_itself(tmp_path: Path) -> None:
+def test_an_optimizer_state_with_other_groups_is_refused_unless_load_state_dict_is_overridden(tmp_path: Path) -> None:
     def grouped(groups: int, kind: Any = torch.optim.SGD) -> Any:
         return kind([{"params": [nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr=0.1)
 
-    class Own(torch.optim.SGD):
+    class CustomOptimizer(torch.optim.SGD):
         def load_state_dict(self, state_dict: Any) -> None:
             pass
 
     torch.save(grouped(3).state_dict(), tmp_path / "optimizer.pt")
-    told = r"optimizer\.pt does not fit .*its groups have \[1, 1, 1\] .*those of the optimizer have \[1, 1\]"
-    with pytest.raises(ValueError, match=told):
+    message = r"optimizer\.pt does not fit .*its groups have \[1, 1, 1\] .*those of the optimizer have \[1, 1\]"
+    with pytest.raises(ValueError, match=message):
         load_optimizer(nn.Module(), grouped(2), tmp_path)
-    load_optimizer(nn.Module(), grouped(2, Own), tmp_path)
+    load_optimizer(nn.Module(), grouped(2, CustomOptimizer), tmp_path)
 
 
-def test_a_schedule_that_is_the_same_for_all_groups_fits_another_number_of_them(tmp_path: Path) -> None:
+def test_a_scheduler_with_equal_groups_loads_into_another_number_of_groups(tmp_path: Path) -> None:
     def schedule(groups: int) -> Any:
         optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": 0.1} for _ in range(groups)])
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)

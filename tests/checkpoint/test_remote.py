@@ -1,4 +1,4 @@
-"""Runs whose output_dir is an address; what becomes of them on a file system that lies is in tests/faults."""
+"""Runs whose output_dir is a URL; tests/faults has an unreliable file system."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Move = Callable[[str], Path]
 
 @pytest.fixture
 def move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Move:
-    """Go on a machine with this name, which has a disk of its own; the first is called "one"."""
+    """Switch to a machine with this name and a separate disk; the first is "one"."""
 
     def to(machine: str) -> Path:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
@@ -62,18 +62,18 @@ def make(address: str, **changes: Any) -> Trainer:
 
 
 def names_at(address: str, pattern: str = "checkpoint-*/" + MANIFEST_NAME) -> list[str]:
-    """Names below an address; by default of the checkpoints that are complete."""
+    """Return names below a URL; by default of complete checkpoints."""
     files, root = url_to_fs(address)
     files.invalidate_cache()
     return sorted(
         path.removeprefix(f"{root}/").removesuffix(f"/{MANIFEST_NAME}")
-        for path, found in files.glob(f"{root}/{pattern}", detail=True).items()
-        if found["size"] or found["type"] == "directory"
+        for path, info in files.glob(f"{root}/{pattern}", detail=True).items()
+        if info["size"] or info["type"] == "directory"
     )
 
 
 class At(TrainerCallback):
-    """Calls a function at the beginning of a step, or when it is saved."""
+    """A callback that calls a function at a step's begin or save."""
 
     def __init__(self, step: int, do: Callable[[], object], on_save: bool = False) -> None:
         self.step, self.do, self.on_save_too = step, do, on_save
@@ -88,19 +88,19 @@ class At(TrainerCallback):
 
 
 def newest_of(address: str, **options: Any) -> str:
-    """The name of the newest checkpoint."""
+    """Return the name of the newest checkpoint."""
     return os.path.basename(get_last_checkpoint(address, **options) or "none")
 
 
 def wait_for_uploads(trainer: Trainer) -> None:
-    """Return when what was begun has ended."""
+    """Wait for the upload thread."""
     run = get_store(trainer.args.output_dir).remote
-    assert run is not None and run._work is not None
-    run._work.join(60)
+    assert run is not None and run._thread is not None
+    run._thread.join(60)
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, refused: list[str]) -> None:
-    """Let the network fail for files whose names begin so, as long as the list holds them."""
+    """Make uploads fail for names with these prefixes, which the caller may remove from the list."""
     original = RemoteFolder.write
 
     def write(self: RemoteFolder, name: str, content: Any) -> None:
@@ -115,39 +115,44 @@ def stop() -> None:
     raise InterruptedError("the machine is taken away")
 
 
-def test_a_run_goes_on_exactly_on_a_machine_with_an_empty_disk(tmp_path: Path, move: Move) -> None:
-    kept = {"save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
-    whole = make(str(tmp_path / "whole"), **kept)
-    whole.train()
-    # The folders of this one have to be made.
-    address = f"file://{tmp_path}/there/run"
-    first = make(address, **kept)
+def test_a_run_resumes_exactly_on_a_machine_with_an_empty_disk(tmp_path: Path, move: Move) -> None:
+    settings = {"save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    uninterrupted = make(str(tmp_path / "uninterrupted"), **settings)
+    uninterrupted.train()
+    # The parent folder is missing.
+    address = f"file://{tmp_path}/remote/run"
+    first = make(address, **settings)
     first.add_callback(At(4, stop))
     with pytest.raises(InterruptedError):
         first.train()
     assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
     move("two")
-    second = make(address, **kept)
+    second = make(address, **settings)
     second.train(resume_from_checkpoint=True)
     assert names_at(address) == ["checkpoint-4", "checkpoint-6"]
-    # The one that the first machine deleted would be at the address still, were it not counted on the second.
+    # The rotation on the second machine counts remote-only checkpoints.
     assert names_at(address, "checkpoint-2*") == []
-    for name, value in whole.model.state_dict().items():
+    for name, value in uninterrupted.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name])
     assert second.state.best_model_checkpoint == os.path.join(second.args.output_dir, "checkpoint-6")
 
 
 def test_the_best_model_is_downloaded_too(address: str, move: Move) -> None:
-    kept: dict[str, Any] = {"save_total_limit": 2, "load_best_model_at_end": True, "metric_for_best_model": "score"}
+    settings: dict[str, Any] = {"save_total_limit": 2, "load_best_model_at_end": True, "metric_for_best_model": "score"}
     scores = iter([3.0, 1.0, 2.0])
 
     def score(_: Any) -> dict[str, float]:
         return {"score": next(scores)}
 
     def run(**changes: Any) -> Trainer:
-        given = {"compute_metrics": score}
         return make(
-            address, given=given, eval_strategy="steps", eval_steps=2, greater_is_better=True, **kept, **changes
+            address,
+            given={"compute_metrics": score},
+            eval_strategy="steps",
+            eval_steps=2,
+            greater_is_better=True,
+            **settings,
+            **changes,
         )
 
     first = run()
@@ -163,7 +168,7 @@ def test_the_best_model_is_downloaded_too(address: str, move: Move) -> None:
     assert names_at(address) == ["checkpoint-2", "checkpoint-6"]
 
 
-def test_what_is_saved_after_training_is_uploaded_and_a_report_shows_it(
+def test_saves_after_training_are_uploaded_and_reported(
     address: str, move: Move, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = make(address, logging_strategy="steps", logging_steps=1)
@@ -182,7 +187,7 @@ def test_what_is_saved_after_training_is_uploaded_and_a_report_shows_it(
     assert "trainer_state.json" in capsys.readouterr().err
 
 
-def test_a_checkpoint_is_resumed_by_its_address_and_refused_if_it_is_not_there(address: str, move: Move) -> None:
+def test_a_checkpoint_is_resumed_by_its_url_and_refused_if_missing(address: str, move: Move) -> None:
     make(address).train()
     move("two")
     trainer = make(f"{address}-next", max_steps=8)
@@ -194,7 +199,7 @@ def test_a_checkpoint_is_resumed_by_its_address_and_refused_if_it_is_not_there(a
         make(f"{address}-none").train(resume_from_checkpoint=True)
 
 
-def test_a_failed_upload_is_a_warning_tried_at_the_next_save_and_an_error_at_the_end(
+def test_a_failed_upload_is_a_warning_with_retry_and_an_error_at_the_end(
     address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = ["checkpoint-2/optimizer.pt", "checkpoint-6/model.safetensors"]
@@ -206,12 +211,12 @@ def test_a_failed_upload_is_a_warning_tried_at_the_next_save_and_an_error_at_the
         refused.remove("checkpoint-2/optimizer.pt")
 
     trainer.add_callback(At(3, mend))
-    # The newest one is uploaded first, and an upload that fails ends the round.
+    # The newest checkpoint is uploaded first, and a failed upload ends the attempt.
     trainer.add_callback(At(5, lambda: wait_for_uploads(trainer)))
     with pytest.raises(RemoteFolderError, match=f"{address}/checkpoint-6/model.safetensors.*{trainer.args.output_dir}"):
         trainer.train()
-    (told,) = [text for text in caplog.messages if "the next save" in text and "checkpoint-2" in text]
-    assert "no network" in told
+    (warning,) = [text for text in caplog.messages if "the next save" in text and "checkpoint-2" in text]
+    assert "no network" in warning
     assert names_at(address) == ["checkpoint-4"], "nothing older is deleted before the newest one is safe"
     assert os.path.isdir(os.path.join(trainer.args.output_dir, "checkpoint-6"))
 
@@ -220,27 +225,25 @@ def test_a_failed_upload_is_a_warning_tried_at_the_next_save_and_an_error_at_the
     assert names_at(address) == ["checkpoint-4", "checkpoint-6", "checkpoint-7"]
 
 
-def test_no_checkpoint_is_deleted_here_before_a_newer_one_is_safe(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_checkpoints_are_deleted_only_after_a_newer_upload(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ["checkpoint-4/", "checkpoint-6/"]
     refuse_writes(monkeypatch, refused)
     trainer = make(address, max_steps=8, save_total_limit=1)
-    found: list[list[str]] = []
+    names: list[list[str]] = []
 
-    def look() -> None:
+    def record_names() -> None:
         wait_for_uploads(trainer)
-        found.append(sorted(name for name in os.listdir(trainer.args.output_dir) if name.startswith("checkpoint")))
+        names.append(sorted(name for name in os.listdir(trainer.args.output_dir) if name.startswith("checkpoint")))
 
     for step, then in {3: list, 5: list, 7: refused.clear}.items():
-        trainer.add_callback(At(step, look))
+        trainer.add_callback(At(step, record_names))
         trainer.add_callback(At(step, then))
     trainer.train()
-    assert found == [["checkpoint-2"], ["checkpoint-4"], ["checkpoint-4", "checkpoint-6"]]
+    assert names == [["checkpoint-2"], ["checkpoint-4"], ["checkpoint-4", "checkpoint-6"]]
     assert names_at(address) == ["checkpoint-8"] and not os.path.exists(f"{trainer.args.output_dir}/checkpoint-4")
 
 
-def test_a_checkpoint_that_is_safe_at_the_address_alone_lets_older_ones_be_deleted_here(address: str) -> None:
+def test_a_remote_only_checkpoint_allows_deletion_of_older_local_checkpoints(address: str) -> None:
     make(address).train()
     run = RemoteRun(Path(local_folder(address)))
     run.claim()
@@ -266,7 +269,7 @@ def test_an_upload_that_hangs_is_an_error_after_hang_timeout(address: str, monke
 
 
 @pytest.mark.parametrize("by", ["auto", "address"])
-def test_what_has_no_manifest_is_resumed_named_and_never_deleted(
+def test_remote_checkpoints_without_manifest_are_resumed_and_never_deleted(
     tmp_path: Path, move: Move, caplog: pytest.LogCaptureFixture, by: str
 ) -> None:
     there = tmp_path / "there" / "run"
@@ -293,13 +296,13 @@ def test_what_has_no_manifest_is_resumed_named_and_never_deleted(
     )
 
 
-def test_thinned_checkpoints_are_thinned_at_the_address(address: str) -> None:
+def test_thinned_checkpoints_are_thinned_at_the_url(address: str) -> None:
     make(address, keep_optimizer_states=1).train()
     assert names_at(address, "checkpoint-*/optimizer.pt") == ["checkpoint-6/optimizer.pt"]
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_a_checkpoint_that_is_thinned_while_it_is_uploaded_is_thinned_at_the_address(
+def test_a_checkpoint_that_is_thinned_during_its_upload_is_thinned_at_the_url(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = RemoteFolder.write
@@ -319,29 +322,29 @@ Hook = Callable[[str], Any]
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Hook], None]:
-    """Let a function, given the path, look at each call of a method; what it returns is cut off, for a download."""
+    """Call a function with the path at each call of a method; a download is truncated to the size that it returns."""
     cls = fsspec.get_filesystem_class("memory")
 
-    def hook(method: str, look: Hook) -> None:
+    def patch(method: str, hook: Hook) -> None:
         original = getattr(cls, method)
 
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: fsspec.AbstractFileSystem, *args: Any, **kwargs: Any) -> Any:
             path = args[1] if method == "put_file" else args[0]
-            cut, done = look(path), original(self, *args, **kwargs)
-            if cut:
-                os.truncate(args[1], cut)
-            return done
+            size, result = hook(path), original(self, *args, **kwargs)
+            if size:
+                os.truncate(args[1], size)
+            return result
 
         monkeypatch.setattr(cls, method, call)
 
-    return hook
+    return patch
 
 
 def deny(path: str) -> None:
     raise PermissionError("DeleteObject is not allowed")
 
 
-def test_a_torn_manifest_makes_an_older_checkpoint_the_newest(
+def test_a_checkpoint_with_a_torn_manifest_is_skipped(
     address: str, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address).train()
@@ -351,12 +354,12 @@ def test_a_torn_manifest_makes_an_older_checkpoint_the_newest(
     move("two")
     assert newest_of(local_folder(address)) == "checkpoint-4"
     assert any(f"{address}/checkpoint-6 does not count" in text for text in caplog.messages)
-    # The copies from which these were uploaded are whole.
+    # The first machine's copies are intact.
     move("one")
     assert newest_of(local_folder(address)) == "checkpoint-6"
 
 
-def test_a_damaged_download_is_repeated_and_then_an_error_that_names_it(
+def test_a_damaged_download_is_retried_and_then_an_error(
     address: str, move: Move, memory: Callable[[str, Hook], None]
 ) -> None:
     make(address).train()
@@ -373,14 +376,14 @@ def test_a_damaged_download_is_repeated_and_then_an_error_that_names_it(
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def test_a_short_read_of_a_manifest_is_no_missing_checkpoint(
+def test_a_short_read_of_a_manifest_does_not_hide_a_checkpoint(
     address: str, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(address).train()
     cls, times = fsspec.get_filesystem_class("memory"), [0]
     original = cls.cat_file
 
-    def cat_file(self: Any, path: str, *args: Any, **kwargs: Any) -> bytes:
+    def cat_file(self: fsspec.AbstractFileSystem, path: str, *args: Any, **kwargs: Any) -> bytes:
         content = original(self, path, *args, **kwargs)
         times[0] -= 1
         return content[: len(content) // 2 * (times[0] % 2)] if times[0] >= 0 and "manifest" in path else content
@@ -394,14 +397,14 @@ def test_a_short_read_of_a_manifest_is_no_missing_checkpoint(
         get_last_checkpoint(address)
 
 
-def test_a_start_from_0_deletes_nothing_of_an_earlier_run(
+def test_a_fresh_start_deletes_no_checkpoint_of_an_earlier_run(
     address: str, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address, save_steps=6).train()
     for machine in ("one", "two"):
         move(machine)
         trainer = make(address, max_steps=5, save_steps=1, save_total_limit=1)
-        # As a rollback does.
+        # As in a rollback.
         trainer.add_callback(At(3, lambda: find_checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
         trainer.train()
         assert names_at(address) == ["checkpoint-5", "checkpoint-6"]
@@ -414,7 +417,7 @@ def weight(folder: str | Path) -> float:
     return sum(tensor.sum().item() for tensor in load_file(Path(folder) / "model.safetensors").values())
 
 
-def test_a_newer_checkpoint_is_never_replaced_by_an_older_one(
+def test_a_newer_checkpoint_is_never_replaced_by_an_older_checkpoint(
     address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     make(address, max_steps=4).train()
@@ -426,25 +429,25 @@ def test_a_newer_checkpoint_is_never_replaced_by_an_older_one(
 
     for method in ("put_file", "pipe_file"):
         memory(method, lose)
-    # The network is away, and then it is back.
+    # The network fails, and then recovers.
     with pytest.raises(RemoteFolderError, match="down"):
         make(address, max_steps=4, learning_rate=0.5).train()
     is_down.clear()
     newest = Path(local_folder(address)) / "checkpoint-4"
     newer = weight(newest)
     assert get_last_checkpoint(address) == str(newest) and weight(newest) == newer
-    # Another machine replaces what is there, and this one comes back with its own, of which nobody knows the age.
+    # After another machine's upload, the first machine returns with a checkpoint of unknown age.
     move("two")
     make(address, max_steps=4, learning_rate=0.25).train()
-    there = weight(Path(local_folder(address)) / "checkpoint-4")
+    uploaded = weight(Path(local_folder(address)) / "checkpoint-4")
     move("one")
     make(address, max_steps=5).train(resume_from_checkpoint=True)
-    assert weight(newest) == there
+    assert weight(newest) == uploaded
     (aside,) = newest.parent.glob(".never-uploaded-checkpoint-4-*")
     assert weight(aside) == newer and any(f"is now {aside.name}" in text for text in caplog.messages)
     move("three")
     get_last_checkpoint(address, without=["checkpoint-5"])
-    assert weight(Path(local_folder(address)) / "checkpoint-4") == there
+    assert weight(Path(local_folder(address)) / "checkpoint-4") == uploaded
 
 
 @pytest.mark.parametrize("key", ["../../outside.txt", "a/../../../outside.txt", "/outside.txt", "a/./b"])
@@ -453,7 +456,7 @@ def test_keys_that_lead_out_of_a_checkpoint_are_not_downloaded(
 ) -> None:
     make(address, max_steps=2).train()
     files, root = url_to_fs(address)
-    # The file system keeps such keys as they are, as object stores do.
+    # Like object stores, the file system does not normalize keys.
     for name in ("model.safetensors", key):
         files.pipe_file(f"{root}/checkpoint-9/{name}", b"hostile")
     move("two")
@@ -463,8 +466,8 @@ def test_keys_that_lead_out_of_a_checkpoint_are_not_downloaded(
 
 
 @pytest.mark.parametrize("form", ["smb://user:hunter2@host/share/run", "smb://host/share/run?sig=hunter2&b"])
-def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, Any]] = []
+def test_credentials_in_a_url_are_never_stored(form: str, move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[dict[str, Any]] = []
 
     class Share(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
         protocol, store, pseudo_dirs = "smb", {}, [""]
@@ -475,7 +478,7 @@ def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monke
 
         @classmethod
         def _get_kwargs_from_urls(cls, path: str) -> dict[str, Any]:
-            given.append({"with": "hunter2" in path})
+            options.append({"with": "hunter2" in path})
             return {}
 
         def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
@@ -488,10 +491,10 @@ def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monke
     trainer.train()
     trainer.save_model()
     trainer.save_state()
-    assert "/host/share/run/checkpoint-6/" + MANIFEST_NAME in Share.store and given[-1] == {"with": True}
-    kept = {name: file.getvalue() for name, file in Share.store.items()}
-    kept |= {str(path): path.read_bytes() for path in move("one").rglob("*") if path.is_file()}
-    assert not [name for name, content in kept.items() if b"hunter2" in name.encode() + content]
+    assert "/host/share/run/checkpoint-6/" + MANIFEST_NAME in Share.store and options[-1] == {"with": True}
+    contents = {name: file.getvalue() for name, file in Share.store.items()}
+    contents |= {str(path): path.read_bytes() for path in move("one").rglob("*") if path.is_file()}
+    assert not [name for name, content in contents.items() if b"hunter2" in name.encode() + content]
     assert "hunter2" not in str(trainer.args.to_dict())
     assert get_remote_url(trainer.args.output_dir) == "smb://host/share/run"
     with pytest.raises(RemoteFolderError, match="no access with") as error:
@@ -500,14 +503,14 @@ def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monke
     assert strip_credentials("abfs://container@account/run") == "abfs://container@account/run"
 
 
-def test_without_the_right_to_delete_older_checkpoints_stay_whole_and_a_warning_comes_once(
+def test_without_the_right_to_delete_older_checkpoints_stay_complete_with_one_warning(
     address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     memory("rm", deny)
     make(address, save_total_limit=1).train()
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-    (told,) = [text for text in caplog.messages if "DeleteObject" in text]
-    assert address in told and "older checkpoints stay" in told
+    (warning,) = [text for text in caplog.messages if "DeleteObject" in text]
+    assert address in warning and "older checkpoints stay" in warning
     move("two")
     assert newest_of(address, without=["checkpoint-6"]) == "checkpoint-4"
 
@@ -520,7 +523,7 @@ ODD_MARKERS = {
 
 
 @pytest.mark.parametrize("odd", ODD_MARKERS)
-def test_an_odd_marker_says_nothing(address: str, move: Move, odd: str) -> None:
+def test_an_invalid_marker_is_ignored(address: str, move: Move, odd: str) -> None:
     make(address, max_steps=2).train()
     files, root = url_to_fs(address)
     files.pipe_file(f"{root}/{MARKER_NAME}", ODD_MARKERS[odd])
@@ -529,7 +532,7 @@ def test_an_odd_marker_says_nothing(address: str, move: Move, odd: str) -> None:
     assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_names_in_a_manifest_lead_nowhere_else(address: str, move: Move) -> None:
+def test_manifests_with_names_outside_of_the_folder_are_refused(address: str, move: Move) -> None:
     make(address).train()
     files, root = url_to_fs(address)
     folder = Path(local_folder(address))
@@ -539,7 +542,7 @@ def test_names_in_a_manifest_lead_nowhere_else(address: str, move: Move) -> None
     assert newest_of(local_folder(address)) == "checkpoint-4"
 
 
-def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_deleted_at_the_url_are_not_resumed(address: str, caplog: pytest.LogCaptureFixture) -> None:
     make(address).train()
     files, root = url_to_fs(address)
     files.rm(f"{root}/checkpoint-6", recursive=True)
@@ -550,12 +553,12 @@ def test_what_was_deleted_at_the_address_is_not_resumed(address: str, caplog: py
     assert not (folder / "checkpoint-6").exists()
     files.rm(root, recursive=True)
     make(address, max_steps=5, save_strategy="no").train(resume_from_checkpoint="auto")
-    # Nothing is left at the address, perhaps not on purpose.
+    # The last checkpoint is renamed, since the URL may have been emptied by mistake.
     assert (folder / ".deleted-checkpoint-4" / "model.safetensors").is_file()
     assert names_at(address, "littrainer_*.json"), "uploaded without checkpoints too"
 
 
-def test_an_address_that_cannot_be_used_is_refused_before_training(
+def test_an_unusable_url_is_refused_before_training(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -573,7 +576,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_training(
         make(address, save_on_each_node=True)
     assert os.listdir(tmp_path) == []
 
-    # An object store makes no bucket by itself.
+    # Object stores do not create buckets.
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "async_impl", True)
     for error in (PermissionError("Access Denied"), FileNotFoundError("bucket does not exist")):
         monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "pipe_file", mock.Mock(side_effect=error))
@@ -584,7 +587,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_training(
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/a/run", "memory://run", "file:///a/b", "hf://user/repo"])
-def test_a_local_folder_and_its_address_stand_for_each_other(
+def test_a_local_folder_and_its_url_map_to_each_other(
     address: str, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: None)
@@ -594,7 +597,7 @@ def test_a_local_folder_and_its_address_stand_for_each_other(
     assert local_folder("out/run") == "out/run" and get_remote_url("out/run") is None
 
 
-def test_an_error_is_named_before_the_upload_and_stays_the_one_that_is_raised(
+def test_an_error_is_logged_before_the_upload_and_raised_after_it(
     address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def finish(self: RemoteRun) -> None:
@@ -607,8 +610,8 @@ def test_an_error_is_named_before_the_upload_and_stays_the_one_that_is_raised(
     assert "the local folder is gone" in caplog.text
 
 
-def put(folder: Path, step: int, text: str) -> None:
-    """Write a checkpoint that holds a text."""
+def write_checkpoint(folder: Path, step: int, text: str) -> None:
+    """Write a checkpoint with a text."""
     (folder := folder / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     (folder / "notes.bin").write_text(text)
@@ -617,13 +620,13 @@ def put(folder: Path, step: int, text: str) -> None:
 
 @contextlib.contextmanager
 def run_at(address: str, **written: str) -> Iterator[RemoteRun]:
-    """Upload checkpoints, as by a training that has resumed from there, and finish after the block."""
+    """Upload checkpoints, as by a resumed training, and finish uploads after the block."""
     store = Store(Path(local_folder(address)))
     with store.upload(0) as run:
         assert run is not None
         run.earlier.clear()
         for name, text in written.items():
-            put(run.folder, int(name[1:]), text)
+            write_checkpoint(run.folder, int(name[1:]), text)
         run.finish()
         yield run
         store.finish_uploads()
@@ -634,7 +637,7 @@ def text_at(address: str, name: str) -> str:
     return str(files.cat_file(f"{root}/{name}").decode())
 
 
-def test_names_that_look_like_patterns_delete_nothing_else(address: str, move: Move) -> None:
+def test_names_with_glob_characters_delete_nothing_else(address: str, move: Move) -> None:
     for pattern in (f"{address}*", f"{address}-[lr=1]", "file:///x/run?1"):
         with pytest.raises(ValueError, match="no address of a folder, without"):
             local_folder(pattern)
@@ -645,29 +648,29 @@ def test_names_that_look_like_patterns_delete_nothing_else(address: str, move: M
     assert names_at(address) == ["checkpoint-2"]
 
 
-def test_clearing_the_cache_deletes_nothing_at_the_address(address: str) -> None:
+def test_clearing_the_cache_deletes_nothing_at_the_url(address: str) -> None:
     with run_at(address, s2="a", s4="b", s6="c") as run:
         for name in run.local_checkpoints():
             shutil.rmtree(run.folder / name)
-        put(run.folder, 8, "d")
+        write_checkpoint(run.folder, 8, "d")
     assert names_at(address) == ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-8"]
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_damaged_checkpoint_is_not_complete_at_the_address(
+def test_a_damaged_checkpoint_is_not_uploaded(
     address: str, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     with run_at(address, s2="whole") as run:
         damaged = run.folder / "checkpoint-4" / "notes.bin"
         memory("put_file", lambda path: damaged.write_text("") if "checkpoint-4" in path and when == "during" else 0)
-        put(run.folder, 4, "text")
+        write_checkpoint(run.folder, 4, "text")
         if when == "before":
             damaged.write_text("")
     assert names_at(address) == ["checkpoint-2"]
     assert any("checkpoint-4 is damaged, and not uploaded" in text and "notes.bin" in text for text in caplog.messages)
 
 
-def test_a_checkpoint_of_which_only_the_manifest_was_deleted_is_uploaded_again(address: str) -> None:
+def test_a_checkpoint_whose_remote_manifest_was_deleted_is_uploaded_again(address: str) -> None:
     with run_at(address, s2="a", s4="b"):
         pass
     files, root = url_to_fs(address)
@@ -677,7 +680,7 @@ def test_a_checkpoint_of_which_only_the_manifest_was_deleted_is_uploaded_again(a
     assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_a_run_that_stood_still_overwrites_nothing_of_the_run_that_took_over(
+def test_a_suspended_run_overwrites_nothing_of_the_run_that_took_over(
     address: str, move: Move, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[str] = []
@@ -695,7 +698,7 @@ def test_a_run_that_stood_still_overwrites_nothing_of_the_run_that_took_over(
     assert len(written) == 1 and "is taken over from process" in caplog.text
 
 
-def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move: Move) -> None:
+def test_a_run_does_not_upload_files_of_a_nested_run(address: str, move: Move) -> None:
     inner = f"{address}/seed1"
     with run_at(inner, s2="a"):
         (Path(local_folder(inner)) / "notes.txt").write_text("older")
@@ -703,12 +706,12 @@ def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move:
     with run_at(inner):
         (Path(local_folder(inner)) / "notes.txt").write_text("newer")
     move("one")
-    (Path(local_folder(address)) / "own.txt").write_text("own")
+    (Path(local_folder(address)) / "outer.txt").write_text("outer")
     remote.upload_files(local_folder(address))
-    assert text_at(inner, "notes.txt") == "newer" and text_at(address, "own.txt") == "own"
+    assert text_at(inner, "notes.txt") == "newer" and text_at(address, "outer.txt") == "outer"
 
 
-def test_a_copied_folder_is_a_run_of_its_own(address: str) -> None:
+def test_a_copied_folder_is_a_separate_run(address: str) -> None:
     with run_at(address, s2="a", s4="b") as run:
         (run.folder / "notes.txt").write_text("mine")
     copy = Path(local_folder(f"{address}-fork"))
@@ -719,16 +722,16 @@ def test_a_copied_folder_is_a_run_of_its_own(address: str) -> None:
     assert text_at(f"{address}-fork", "notes.txt") == "mine"
 
 
-def test_a_download_that_was_killed_is_repeated(address: str, move: Move) -> None:
+def test_a_killed_download_is_repeated(address: str, move: Move) -> None:
     with run_at(address, s2="a"):
         pass
     move("two")
-    part = Path(local_folder(address)) / STAGING_DIR / f"checkpoint-2{RANK_SUFFIX}{os.getpid()}"
-    part.mkdir(parents=True)
-    assert newest_of(address) == "checkpoint-2" and not part.exists()
+    staging = Path(local_folder(address)) / STAGING_DIR / f"checkpoint-2{RANK_SUFFIX}{os.getpid()}"
+    staging.mkdir(parents=True)
+    assert newest_of(address) == "checkpoint-2" and not staging.exists()
 
 
-def test_a_cache_that_cannot_be_made_is_named(
+def test_an_unwritable_cache_is_an_error_that_names_it(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
@@ -739,7 +742,7 @@ def test_a_cache_that_cannot_be_made_is_named(
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "a"])
-def test_names_that_no_file_can_have_are_passed_over(address: str, move: Move, tmp_path: Path, name: str) -> None:
+def test_names_too_long_for_a_file_are_skipped(address: str, move: Move, tmp_path: Path, name: str) -> None:
     with run_at(address, s2="a"):
         pass
     write_manifest(tmp_path, {name: FileRecord(1, 1)})
@@ -749,7 +752,7 @@ def test_names_that_no_file_can_have_are_passed_over(address: str, move: Move, t
     assert newest_of(address) == "checkpoint-2"
 
 
-def test_each_address_of_a_host_is_opened_with_its_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_url_of_a_host_is_opened_with_the_right_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RemoteFolder, "given", {})
     opened: list[str] = []
 
@@ -758,8 +761,8 @@ def test_each_address_of_a_host_is_opened_with_its_own_credentials(monkeypatch: 
         raise OSError(f"refused {address}")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", open_address)
-    for given in ("smb://u1:p1@h/a/checkpoint-2", "smb://u2:p2@h/b/", "s3://bucket/run?1"):
-        strip_credentials(given)
+    for url in ("smb://u1:p1@h/a/checkpoint-2", "smb://u2:p2@h/b/", "s3://bucket/run?1"):
+        strip_credentials(url)
     for address in ("smb://h/a", "smb://h/b/run", "smb://h/c", "s3://bucket/run"):
         with pytest.raises(RemoteFolderError) as error:
             RemoteFolder(address)
@@ -777,7 +780,7 @@ def test_a_manifest_that_cannot_be_emptied_is_an_error(address: str, monkeypatch
         files.write("a", b"")
 
 
-def test_a_failed_deletion_is_tried_again(
+def test_a_failed_remote_deletion_is_retried(
     address: str, memory: Callable[[str, Hook], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = ["checkpoint-2"]
@@ -786,7 +789,7 @@ def test_a_failed_deletion_is_tried_again(
         assert not run.should_defer_deletion(str(run.folder / "checkpoint-2"))
         shutil.rmtree(run.folder / "checkpoint-2")
         run.finish()
-        assert any("DeleteObject" in text and "tried again" in text for text in caplog.messages)
+        assert any("DeleteObject" in text and "retried" in text for text in caplog.messages)
         refused.clear()
     assert names_at(address, "checkpoint-*") == ["checkpoint-4"]
 
@@ -799,7 +802,7 @@ def test_a_full_disk_at_the_end_does_not_replace_the_error_of_the_training(
         raise ValueError("row 3 is damaged")
 
 
-def test_a_check_at_an_address_writes_nothing_there(address: str, move: Move) -> None:
+def test_a_check_writes_nothing_to_the_url(address: str, move: Move) -> None:
     report = make(f"{address}/deep/run").check()
     assert any(finding.about == "resume" for finding in report.findings)
     assert not url_to_fs(address)[0].find(address) and not [*move("one").rglob(".littrainer_check*")]

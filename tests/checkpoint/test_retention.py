@@ -22,11 +22,11 @@ from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.retention import delete_all_but_best, rotate_checkpoints, thin_checkpoint
 from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
-from tests.checkpoint.test_finite_weights import folders
+from tests.checkpoint.test_finite_weights import make_checkpoints
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 EACH_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-RESUME_FILE = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
+RESUME_FILES = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
 
 
 def steps_in(run_dir: Path) -> list[int]:
@@ -41,41 +41,43 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-# ---- The last healthy one --------------------------------------------------------------------------------------------
+# ---- The newest finite checkpoint ------------------------------------------------------------------------------------
 
-HEALTH: dict[str, tuple[dict[int, bool | None], int, list[int]]] = {
-    "all newer ones are sick": ({1: True, 2: True, 3: False, 4: False, 5: False}, 2, [2, 4, 5]),
-    "one of those that stay is healthy": ({1: True, 2: True, 3: True, 4: False}, 2, [3, 4]),
-    "nothing is known, as of transformers' checkpoints": ({1: None, 2: None, 3: None}, 1, [3]),
-    "none is healthy": ({1: False, 2: False, 3: False}, 1, [3]),
+FINITE: dict[str, tuple[dict[int, bool | None], int, list[int]]] = {
+    "all newer ones are non-finite": ({1: True, 2: True, 3: False, 4: False, 5: False}, 2, [2, 4, 5]),
+    "a remaining one is finite": ({1: True, 2: True, 3: True, 4: False}, 2, [3, 4]),
+    "unknown, as in transformers' checkpoints": ({1: None, 2: None, 3: None}, 1, [3]),
+    "none is finite": ({1: False, 2: False, 3: False}, 1, [3]),
 }
 
 
-@pytest.mark.parametrize(("finite", "limit", "left"), HEALTH.values(), ids=HEALTH.keys())
-def test_the_newest_healthy_checkpoint_stays_besides_the_limit(
-    tmp_path: Path, finite: dict[int, bool | None], limit: int, left: list[int]
+@pytest.mark.parametrize(("finite", "limit", "remaining"), FINITE.values(), ids=FINITE.keys())
+def test_rotation_keeps_the_newest_finite_checkpoint(
+    tmp_path: Path, finite: dict[int, bool | None], limit: int, remaining: list[int]
 ) -> None:
-    folders(tmp_path, finite)
+    make_checkpoints(tmp_path, finite)
     rotate_checkpoints(tmp_path, save_total_limit=limit, use_mtime=True)
-    assert steps_in(tmp_path) == left
+    assert steps_in(tmp_path) == remaining
 
 
-# ---- The best ones ---------------------------------------------------------------------------------------------------
+# ---- The best checkpoints --------------------------------------------------------------------------------------------
 
 
-def scored(folder: Path, scores: Iterable[float], resume: bool = False, **changes: Any) -> Trainer:
+def train_with_scores(folder: Path, scores: Iterable[float], resume: bool = False, **changes: Any) -> Trainer:
     """Train one step, with an evaluation and a save, for each score."""
-    left = iter([*scores])
+    remaining = iter([*scores])
     settings = {"metric_for_best_model": "score", "save_total_limit_best": 2, **EACH_STEP, **changes}
-    trainer = quiet_trainer(folder, rows=40, given={"compute_metrics": lambda _: {"score": next(left)}}, **settings)
+    trainer = quiet_trainer(
+        folder, rows=40, given={"compute_metrics": lambda _: {"score": next(remaining)}}, **settings
+    )
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
 
 
 SCORES = (0.5, 0.9, 0.1, 0.8, 0.2, 0.3)
-KEPT: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "beside the newest": ({}, [2, 4, 6]),
-    "beside as many of the newest as the limit says": ({"save_total_limit": 3}, [2, 4, 5, 6]),
+BEST_CHECKPOINTS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "and the newest": ({}, [2, 4, 6]),
+    "and as many of the newest as the limit says": ({"save_total_limit": 3}, [2, 4, 5, 6]),
     "with all, if that is what the limit says": ({"save_total_limit": -1}, [1, 2, 3, 4, 5, 6]),
     "in the background": ({"async_save": True, "save_total_limit": 1}, [2, 4, 6]),
     "with the smallest value": ({"greater_is_better": False}, [3, 5, 6]),
@@ -84,19 +86,19 @@ KEPT: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize(("changes", "left"), KEPT.values(), ids=KEPT.keys())
-def test_the_best_checkpoints_stay(tmp_path: Path, changes: dict[str, Any], left: list[int]) -> None:
-    scored(tmp_path, SCORES, max_steps=6, **changes)
-    assert steps_in(tmp_path) == left
+@pytest.mark.parametrize(("changes", "remaining"), BEST_CHECKPOINTS.values(), ids=BEST_CHECKPOINTS.keys())
+def test_rotation_keeps_the_best_checkpoints(tmp_path: Path, changes: dict[str, Any], remaining: list[int]) -> None:
+    train_with_scores(tmp_path, SCORES, max_steps=6, **changes)
+    assert steps_in(tmp_path) == remaining
 
 
-def test_a_resumed_training_knows_the_best_checkpoints_before_it(tmp_path: Path) -> None:
-    scored(tmp_path, SCORES[:4], max_steps=4)
-    scored(tmp_path, (math.nan, 0.8), resume=True, max_steps=6)
+def test_a_resumed_training_keeps_the_best_earlier_checkpoints(tmp_path: Path) -> None:
+    train_with_scores(tmp_path, SCORES[:4], max_steps=4)
+    train_with_scores(tmp_path, (math.nan, 0.8), resume=True, max_steps=6)
     assert steps_in(tmp_path) == [2, 4, 6], "of equal ones the earlier, and none that is not a number"
 
 
-def test_the_loss_ranks_checkpoints_if_no_metric_is_named_and_each_needs_an_evaluation(tmp_path: Path) -> None:
+def test_save_total_limit_best_defaults_to_the_loss_and_needs_evaluations(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, save_total_limit_best=1, **EACH_STEP)
     assert args.metric_for_best_model == "loss" and args.greater_is_better is False
     for changes, words in (
@@ -110,10 +112,10 @@ def test_the_loss_ranks_checkpoints_if_no_metric_is_named_and_each_needs_an_eval
         assert "save_total_limit_best" in str(error.value)
 
 
-# ---- Thinned ones ----------------------------------------------------------------------------------------------------
+# ---- Thinned checkpoints ---------------------------------------------------------------------------------------------
 
 
-def test_optimizer_states_that_are_not_saved_are_not_kept(tmp_path: Path) -> None:
+def test_keep_optimizer_states_is_refused_with_save_only_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep_optimizer_states has nothing to keep with save_only_model=True"):
         quiet_arguments(tmp_path, keep_optimizer_states=1, save_only_model=True)
 
@@ -121,14 +123,13 @@ def test_optimizer_states_that_are_not_saved_are_not_kept(tmp_path: Path) -> Non
 @pytest.mark.parametrize("in_background", [False, True])
 def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path: Path, in_background: bool) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4}
-    whole = quiet_trainer(tmp_path / "whole", **saving)
-    whole.train()
+    quiet_trainer(tmp_path / "whole", **saving).train()
     run = tmp_path / "run"
     quiet_trainer(run, keep_optimizer_states=2, async_save=in_background, **saving).train()
     assert steps_in(run) == [1, 2, 3, 4] and ".unfinished" not in names_in(run)
     for step in (1, 2, 3, 4):
         ours, all_files = run / f"checkpoint-{step}", names_in(tmp_path / "whole" / f"checkpoint-{step}")
-        assert names_in(ours) == (all_files - RESUME_FILE if step < 3 else all_files)
+        assert names_in(ours) == (all_files - RESUME_FILES if step < 3 else all_files)
         assert damage_in(ours) == edits_in(ours) == [] and is_thinned(ours) is (step < 3)
     resumed = quiet_trainer(run, keep_optimizer_states=2, **saving)
     resumed.train(resume_from_checkpoint=str(run / "checkpoint-3"))
@@ -136,7 +137,7 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
         assert torch.equal(resumed.model.state_dict()[name], weight)
 
 
-def test_a_thinned_checkpoint_is_none_to_resume_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thinned_checkpoint_cannot_be_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=r"checkpoint-2 was thinned .* Resume from .*checkpoint-3, or load"):
         find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
@@ -152,14 +153,14 @@ def test_a_thinned_checkpoint_is_none_to_resume_from(tmp_path: Path, caplog: pyt
 
 def test_the_best_model_is_loaded_from_a_thinned_checkpoint(tmp_path: Path) -> None:
     settings = {"save_total_limit_best": None, "load_best_model_at_end": True, "learning_rate": 0.3}
-    trainer = scored(tmp_path, (0.9, 0.1, 0.2), max_steps=3, keep_optimizer_states=1, **settings)
+    trainer = train_with_scores(tmp_path, (0.9, 0.1, 0.2), max_steps=3, keep_optimizer_states=1, **settings)
     best = tmp_path / "checkpoint-1"
     assert is_thinned(best) and trainer.state.best_model_checkpoint == str(best)
     for name, weight in load_file(best / "model.safetensors").items():
         assert torch.equal(trainer.model.state_dict()[name], weight)
 
 
-def test_the_newest_healthy_checkpoint_is_not_thinned_while_newer_ones_are_sick(tmp_path: Path) -> None:
+def test_the_newest_finite_checkpoint_is_not_thinned(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1)
 
     class Harm(TrainerCallback):
@@ -172,8 +173,8 @@ def test_the_newest_healthy_checkpoint_is_not_thinned_while_newer_ones_are_sick(
     assert [is_thinned(tmp_path / f"checkpoint-{step}") for step in (1, 2, 3)] == [False, True, False]
 
 
-def whole_checkpoint(folder: Path) -> Path:
-    """A checkpoint of two processes that FSDP shards, as far as names go."""
+def make_fsdp_checkpoint(folder: Path) -> Path:
+    """Make files with the names in a FSDP checkpoint of two processes."""
     (folder / "optimizer_0").mkdir(parents=True)
     (folder / "optimizer_0" / ".metadata").write_text("index")
     states = ["optimizer_0/__0_0.distcp", "optimizer.bin", "scheduler.pt", "scaler.pt"]
@@ -186,13 +187,11 @@ def whole_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_a_kill_anywhere_while_a_checkpoint_is_thinned_leaves_it_usable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_thinning_leaves_the_checkpoint_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     ends = []
     for after in itertools.count():
-        folder = whole_checkpoint(tmp_path / str(after) / "checkpoint-4")
+        folder = make_fsdp_checkpoint(tmp_path / str(after) / "checkpoint-4")
         complete = names_in(folder)
         with monkeypatch.context() as patch:
             kill = Kill(patch, after)
@@ -204,18 +203,18 @@ def test_a_kill_anywhere_while_a_checkpoint_is_thinned_leaves_it_usable(
         ends.append(is_thinned(folder))
         clean_staging_dir(folder.parent)
         thin_checkpoint(folder)
-        left = {"pytorch_model_fsdp.bin", "trainer_state.json", "littrainer_manifest.json"}
-        assert names_in(folder) - {"littrainer_manifest.json.unfinished"} == left, after
+        remaining = {"pytorch_model_fsdp.bin", "trainer_state.json", "littrainer_manifest.json"}
+        assert names_in(folder) - {"littrainer_manifest.json.unfinished"} == remaining, after
         assert damage_in(folder) == edits_in(folder) == [] and names_in(folder.parent) == {"checkpoint-4"}, after
         if kill.calls <= after:
             break
     assert list(dict.fromkeys(ends)) == [False, True]
 
 
-def test_links_and_checkpoints_without_a_manifest_are_left_as_they_are(
+def test_links_and_checkpoints_without_manifest_are_not_thinned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = whole_checkpoint(tmp_path / "checkpoint-4")
+    folder = make_fsdp_checkpoint(tmp_path / "checkpoint-4")
     before = names_in(folder)
     (tmp_path / "checkpoint-5").symlink_to(folder)
     thin_checkpoint(tmp_path / "checkpoint-5")
@@ -227,22 +226,22 @@ def test_links_and_checkpoints_without_a_manifest_are_left_as_they_are(
     assert names_in(folder) == before - {"littrainer_manifest.json"}
 
 
-def test_a_checkpoint_that_a_user_deletes_while_older_ones_are_rotated_is_left_out(
+def test_rotation_skips_a_checkpoint_that_a_user_deletes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deleted_meanwhile(path: str) -> int | None:
+    def delete_and_read(path: str) -> int | None:
         if Path(path).name == "checkpoint-2":
             shutil.rmtree(path)
         return read_sequence(path)
 
     read_sequence = retention.read_sequence
-    folders(tmp_path, {1: True, 2: True, 3: True, 4: True})
-    monkeypatch.setattr(retention, "read_sequence", deleted_meanwhile)
+    make_checkpoints(tmp_path, {1: True, 2: True, 3: True, 4: True})
+    monkeypatch.setattr(retention, "read_sequence", delete_and_read)
     rotate_checkpoints(tmp_path, save_total_limit=2, use_mtime=True)
     assert steps_in(tmp_path) == [3, 4]
 
 
-def test_the_others_stay_if_a_user_has_deleted_the_best_checkpoint(tmp_path: Path) -> None:
-    folders(tmp_path, {1: True, 2: True})
+def test_nothing_is_deleted_if_the_best_checkpoint_is_missing(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {1: True, 2: True})
     delete_all_but_best(quiet_arguments(tmp_path), str(tmp_path), str(tmp_path / "checkpoint-3"))
     assert steps_in(tmp_path) == [1, 2]

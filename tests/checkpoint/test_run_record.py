@@ -19,7 +19,7 @@ from tests.scenarios.data import vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SECRET = "hf_not_to_be_written"
-# Reads a file where littrainer cannot be imported, and makes a Trainer of it.
+# Loads a file without littrainer, and makes a Trainer.
 READER = """
 import sys
 
@@ -47,7 +47,7 @@ def record_in(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "littrainer_run.json").read_text())
 
 
-def test_a_run_that_saves_notes_data_model_code_and_strategy_before_its_first_step(tmp_path: Path) -> None:
+def test_a_saving_run_records_data_model_code_and_strategy_before_its_first_step(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path, max_steps=2, save_strategy="steps", save_steps=1, given={"eval_dataset": {"a": vector_rows(3)}}
     )
@@ -57,12 +57,12 @@ def test_a_run_that_saves_notes_data_model_code_and_strategy_before_its_first_st
     assert first["model"]["class"] == "VectorClassifier"
     assert first["environment"]["strategy"] == "single device" and first["environment"]["threads"] >= 1
     assert set(first["code"]) == {"script", "script hash", "commit", "uncommitted changes"}
-    # The weights have changed, and the record keeps those of the beginning.
+    # The record is of the initial weights.
     trainer.save_state()
     assert record_in(tmp_path) == first
 
 
-def test_a_run_that_saves_nothing_leaves_no_record_unless_its_state_is_saved(tmp_path: Path) -> None:
+def test_a_run_without_saves_writes_no_record_before_save_state(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path / "run", max_steps=1)
     trainer.train()
     assert list((tmp_path / "run").iterdir()) == []
@@ -88,7 +88,7 @@ def test_secrets_in_an_argument_that_is_a_dataclass_are_not_written(tmp_path: Pa
     assert "not-to-be-written" not in shown and "project: 'shown'" in shown
 
 
-def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_or_a_script_facts_about_code_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **keywords: Any) -> Any:
         raise subprocess.TimeoutExpired("git", 1)
 
@@ -101,7 +101,7 @@ def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypat
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
-def test_the_file_opens_in_transformers_where_littrainer_is_not_installed(tmp_path: Path) -> None:
+def test_training_args_load_in_transformers_without_littrainer(tmp_path: Path) -> None:
     args = Seq2SeqTrainingArguments(
         str(tmp_path / "run"),
         report_to="none",
@@ -118,15 +118,15 @@ def test_the_file_opens_in_transformers_where_littrainer_is_not_installed(tmp_pa
     assert (done.returncode, done.stdout.strip()) == (0, "read True"), done.stderr
 
 
-def test_classes_are_written_under_names_that_transformers_has() -> None:
+def test_classes_are_pickled_with_names_of_transformers() -> None:
     for ours, (module, name) in NAMES_IN_TRANSFORMERS.items():
         home, _, attribute = ours.partition(":")
-        # Another name of a class is never written.
+        # An alias of a class is never written.
         if getattr(importlib.import_module(home), attribute).__qualname__ == name:
             assert hasattr(importlib.import_module(module), name)
 
 
-def test_the_same_arguments_are_pickled_once_and_changed_ones_again(
+def test_equal_arguments_are_pickled_once_and_changed_arguments_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args, path = quiet_arguments(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}), tmp_path / "training_args.bin"
@@ -134,7 +134,7 @@ def test_the_same_arguments_are_pickled_once_and_changed_ones_again(
     written = path.read_bytes()
     path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", lambda *given, **keywords: pytest.fail("written again"))
+        patch.setattr(torch, "save", lambda *arguments, **keywords: pytest.fail("written again"))
         write_arguments(args, path)
     assert path.read_bytes() == written
     args.lr_scheduler_kwargs["num_cycles"] = 3
@@ -143,28 +143,28 @@ def test_the_same_arguments_are_pickled_once_and_changed_ones_again(
 
 
 class ScriptArguments(TrainingArguments):
-    """As a script derives them."""
+    """A script's subclass."""
 
 
-def test_arguments_of_a_scripts_own_class_keep_it(tmp_path: Path) -> None:
+def test_arguments_of_a_scripts_class_keep_their_class(tmp_path: Path) -> None:
     write_arguments(ScriptArguments(str(tmp_path), report_to="none"), tmp_path / "training_args.bin")
     assert type(torch.load(tmp_path / "training_args.bin", weights_only=False)) is ScriptArguments
 
 
-def test_what_lightning_is_given_stays_out_of_the_file(tmp_path: Path) -> None:
+def test_lightning_objects_are_not_written(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, lightning={"callbacks": [lambda: None]})
     write_arguments(args, tmp_path / "training_args.bin")
     assert torch.load(tmp_path / "training_args.bin", weights_only=False).lightning is None
     assert args.lightning
 
 
-def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path: Path) -> None:
-    kept = {"hub_model_id": "someone/model", "learning_rate": 0.5}
-    args = quiet_arguments(tmp_path, hub_token=SECRET, **kept)
+def test_only_tokens_keys_and_passwords_are_blanked(tmp_path: Path) -> None:
+    unchanged = {"hub_model_id": "someone/model", "learning_rate": 0.5}
+    args = quiet_arguments(tmp_path, hub_token=SECRET, **unchanged)
     secrets = ("hub_token", "other_token", "wandb_api_key", "api_key", "client_secret", "password")
-    # As the configurations of libraries on top have them.
-    kept.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
-    for name, value in {**dict.fromkeys(secrets, SECRET), **kept}.items():
+    # As in configurations of other libraries.
+    unchanged.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
+    for name, value in {**dict.fromkeys(secrets, SECRET), **unchanged}.items():
         setattr(args, name, value)
     args.lr_scheduler_kwargs = {"token": SECRET, "num_cycles": 2, "proxy": f"https://me:{SECRET}@host"}
     write_arguments(args, tmp_path / "training_args.bin")
@@ -172,11 +172,11 @@ def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path:
     shared = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert shared.lr_scheduler_kwargs == {"token": None, "num_cycles": 2, "proxy": "https://host"}
     assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
-    assert {name: getattr(shared, name) for name in kept} == kept
+    assert {name: getattr(shared, name) for name in unchanged} == unchanged
     assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET
 
 
-def test_who_reads_a_record_while_it_is_written_again_reads_one_of_both(tmp_path: Path) -> None:
+def test_a_record_is_replaced_atomically(tmp_path: Path) -> None:
     write_run_record(quiet_arguments(tmp_path, seed=1), tmp_path)
     with open(tmp_path / "littrainer_run.json", encoding="utf-8") as reader:
         write_run_record(quiet_arguments(tmp_path, seed=22), tmp_path)
@@ -187,7 +187,7 @@ def test_who_reads_a_record_while_it_is_written_again_reads_one_of_both(tmp_path
 def test_the_record_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, before = tmp_path / "littrainer_run.json", tmp_path / "before"
     record.write_text("another user's")
-    # Whoever writes into the file changes it under both names.
+    # Writing into the file would change both names.
     before.hardlink_to(record)
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != record and access(path, mode))

@@ -9,7 +9,7 @@ from littrainer.checkpoint.safe_loading import load_safetensors, load_tensors, r
 from tests.checkpoint.malicious import Creates
 
 
-def test_a_file_of_torch_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_a_truncated_torch_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     torch.save({"a": list(range(3000)), "b": [1, 0.5, "text", None, True, torch.ones(2)]}, path)
     assert load_tensors(path)["b"][:5] == [1, 0.5, "text", None, True]
@@ -20,14 +20,14 @@ def test_a_file_of_torch_that_is_cut_off_is_named(tmp_path: Path) -> None:
             load_tensors(path)
 
 
-def test_code_is_refused_and_has_not_run(tmp_path: Path) -> None:
+def test_code_is_refused_without_running(tmp_path: Path) -> None:
     torch.save({"a": [Creates(tmp_path / "was-run")]}, tmp_path / "file.pt")
     with pytest.raises(ValueError, match=r"file\.pt is refused: it names pathlib\.Path\.touch|it names \S+, which"):
         load_tensors(tmp_path / "file.pt")
     assert not (tmp_path / "was-run").exists()
 
 
-def test_what_is_allowed_for_one_file_is_refused_in_the_next(tmp_path: Path) -> None:
+def test_allowed_names_apply_to_one_file_only(tmp_path: Path) -> None:
     torch.save(Path("a"), tmp_path / "file.pt")
     posix_path = type(Path())
     load_tensors(tmp_path / "file.pt", [posix_path])
@@ -36,7 +36,7 @@ def test_what_is_allowed_for_one_file_is_refused_in_the_next(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a file of torch", b"\x80\x02"])
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     for load in (load_tensors, load_safetensors):
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(ValueError, match=r"file is damaged: .*Resume from another checkpoint"):
@@ -44,6 +44,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "b/a", "..", ".", "", "b\\a", None, 3])
-def test_only_a_name_in_the_folder_itself_is_taken_from_an_index(tmp_path: Path, name: object) -> None:
+def test_an_index_may_only_name_files_in_its_folder(tmp_path: Path, name: object) -> None:
     with pytest.raises(ValueError, match=r"index\.json is refused: it names"):
         resolve_inside(tmp_path, name, tmp_path / "index.json")

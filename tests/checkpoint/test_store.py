@@ -30,7 +30,7 @@ with open_store(pathlib.Path(sys.argv[1])):
 
 @pytest.fixture
 def other_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the claim on `tmp_path`."""
+    """Another process that locks `tmp_path`."""
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -39,7 +39,7 @@ def other_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other_run: subprocess.Popen[str]) -> None:
+def test_a_locked_folder_is_refused_until_its_run_is_dead(tmp_path: Path, other_run: subprocess.Popen[str]) -> None:
     (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
     with pytest.raises(RuntimeError, match=rf"process {other_run.pid} on .*{tmp_path}.*another output_dir"):
         quiet_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
@@ -54,9 +54,7 @@ def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other
     assert set(os.listdir(tmp_path)) == {"checkpoint-1", RUN_RECORD_NAME}, "what the dead run left is gone"
 
 
-def test_a_refused_start_leaves_the_record_of_the_run_that_claimed_the_folder_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_start_leaves_the_other_runs_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: Path) -> None:
         (folder / RUN_RECORD_NAME).write_text("the other run's")
         raise RuntimeError("another run")
@@ -67,7 +65,7 @@ def test_a_refused_start_leaves_the_record_of_the_run_that_claimed_the_folder_fi
     assert (tmp_path / RUN_RECORD_NAME).read_text() == "the other run's"
 
 
-def test_trainings_one_after_the_other_one_inside_the_other_and_in_folders_below_are_fine(tmp_path: Path) -> None:
+def test_consecutive_nested_and_subfolder_trainings_are_accepted(tmp_path: Path) -> None:
     for _ in range(2):
         with open_store(tmp_path):
             with open_store(tmp_path), open_store(tmp_path / "run-1"):
@@ -81,14 +79,14 @@ def _wait(connection: Any) -> None:
     connection.recv()
 
 
-def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
+def test_a_forked_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     with open_store(tmp_path):
         worker = context.Process(target=_wait, args=(theirs,))
         worker.start()
         assert ours.recv() == {}
-    # A run that is killed deletes nothing, and its lock ends when no process has the file open.
+    # A killed run does not delete the file, and the lock ends when no process has it open.
     (tmp_path / LOCK_NAME).touch()
     with open_store(tmp_path):
         pass
@@ -96,7 +94,7 @@ def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
     worker.join(LONGEST_WAIT_SECONDS)
 
 
-def test_a_forked_child_that_ends_as_its_parent_would_leaves_the_lock_and_the_deletions_to_it(tmp_path: Path) -> None:
+def test_a_forked_child_leaves_lock_and_deletions_to_its_parent(tmp_path: Path) -> None:
     lock = open_store(tmp_path)
     lock.__enter__()._deletions.append(deletion := Future())
     child = os.fork()
@@ -124,15 +122,13 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
     monkeypatch.setattr(store.fcntl, "flock", fail)
     (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
     with open_store(tmp_path):
-        # It may be another run's that is alive.
+        # Another run may be alive.
         assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
     (tmp_path / LOCK_NAME).touch()
     assert not is_abandoned(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_to_is_told_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_an_error_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.open
 
     def refuse(path: Any, flags: int, *rest: Any, **keywords: Any) -> int:
@@ -151,23 +147,23 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_training(
 @pytest.mark.parametrize(
     ("name", "is_refused"), [(".unfinished/x", True), ("checkpoint-2", True), ("checkpoint-9", False)]
 )
-def test_another_users_folder_in_the_way_of_a_checkpoint_is_told_before_training(
+def test_another_users_checkpoint_folder_is_an_error_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_refused: bool
 ) -> None:
     (tmp_path / name).mkdir(parents=True)
-    others = tmp_path / name.split("/")[0]
+    foreign = tmp_path / name.split("/")[0]
     access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != others and access(path, mode))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != foreign and access(path, mode))
     trainer = quiet_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
     if is_refused:
-        with pytest.raises(OSError, match=f"No checkpoint can be written to .*{others.name} in it is another user's"):
+        with pytest.raises(OSError, match=f"No checkpoint can be written to .*{foreign.name} in it is another user's"):
             trainer.train()
     else:
         trainer.train()
     assert trainer.state.global_step == (0 if is_refused else 3)
 
 
-def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> None:
+def test_the_lock_is_released_after_a_training_or_its_error(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     with pytest.raises(ValueError, match="no intact"):
         trainer.train(resume_from_checkpoint=True)
@@ -180,7 +176,7 @@ def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> 
     assert (tmp_path / RUN_RECORD_NAME).read_bytes() == record, "what the run before noted stays"
 
 
-def test_nothing_is_written_through_a_link_in_the_place_of_the_lock(tmp_path: Path) -> None:
+def test_a_link_named_like_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / LOCK_NAME).symlink_to("mine.txt")
     with pytest.raises(OSError, match="No checkpoint can be written"), open_store(tmp_path):

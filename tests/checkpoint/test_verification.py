@@ -19,7 +19,7 @@ STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
 def write_checkpoint(folder: Path) -> Path:
-    """A checkpoint as transformers writes it, without a manifest."""
+    """Write a checkpoint without manifest, like transformers."""
     folder.mkdir()
     save_file({"a": torch.arange(64.0)}, folder / "model.safetensors")
     for name in (*STATES, "training_args.bin"):
@@ -35,14 +35,14 @@ def foreign(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own(foreign: Path) -> Path:
+def ours(foreign: Path) -> Path:
     (foreign / "README.md").write_text("card")
     (foreign / "vocab.txt").write_text("one\ntwo")
     write_manifest(foreign)
     return foreign
 
 
-def test_whole_checkpoints_have_no_damage(foreign: Path) -> None:
+def test_complete_checkpoints_have_no_damage(foreign: Path) -> None:
     assert damage_in(foreign) == []
     os.rename(foreign / "rng_state.pth", foreign / "rng_state_0.pth")
     assert damage_in(foreign) == []
@@ -53,19 +53,19 @@ def test_whole_checkpoints_have_no_damage(foreign: Path) -> None:
     assert damage_in(foreign) == []
 
 
-def test_what_no_resume_reads_may_change(own: Path) -> None:
-    (own / "README.md").write_text("edited")
-    (own / "training_args.bin").unlink()
-    (own / ".cache").mkdir()
-    (own / ".cache" / "download").touch()
-    assert damage_in(own) == edits_in(own) == []
+def test_files_that_no_resume_reads_may_change(ours: Path) -> None:
+    (ours / "README.md").write_text("edited")
+    (ours / "training_args.bin").unlink()
+    (ours / ".cache").mkdir()
+    (ours / ".cache" / "download").touch()
+    assert damage_in(ours) == edits_in(ours) == []
 
 
 def replace_by_shards(folder: Path) -> None:
     write_shards(folder, {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"})
 
 
-def one_file_for_shards(folder: Path) -> None:
+def replace_shards_by_file(folder: Path) -> None:
     weights = (folder / "model.safetensors").read_bytes()
     replace_by_shards(folder)
     write_manifest(folder)
@@ -85,18 +85,18 @@ EDITS: dict[str, tuple[Callable[[Path], object], dict[str, list[str]]]] = {
     "a text": (lambda folder: (folder / "vocab.txt").write_text("one\ntwo\nthree"), {"changed": ["vocab.txt"]}),
     "an added file": (lambda folder: (folder / "notes.txt").touch(), {"added": ["notes.txt"]}),
     "shards": (replace_by_shards, {"added": [*TWO_SHARDS, INDEX], "gone": ["model.safetensors"]}),
-    "no shards": (one_file_for_shards, {"added": ["model.safetensors"], "gone": [*TWO_SHARDS, INDEX]}),
+    "no shards": (replace_shards_by_file, {"added": ["model.safetensors"], "gone": [*TWO_SHARDS, INDEX]}),
 }
 
 
 @pytest.mark.parametrize(("edit", "expected"), EDITS.values(), ids=EDITS.keys())
-def test_an_edit_that_leaves_a_checkpoint_complete_is_none_of_its_damage(
-    own: Path, edit: Callable[[Path], object], expected: dict[str, list[str]]
+def test_edits_of_a_complete_checkpoint_are_no_damage(
+    ours: Path, edit: Callable[[Path], object], expected: dict[str, list[str]]
 ) -> None:
-    edit(own)
-    assert damage_in(own) == []
+    edit(ours)
+    assert damage_in(ours) == []
     edits = [f"{name} {how}" for how, names in expected.items() for name in names]
-    assert sorted(edits_in(own)) == sorted(edits)
+    assert sorted(edits_in(ours)) == sorted(edits)
 
 
 DAMAGED_TEXTS: dict[str, tuple[str, bytes, str]] = {
@@ -113,56 +113,54 @@ DAMAGED_TEXTS: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "content", "told"), DAMAGED_TEXTS.values(), ids=DAMAGED_TEXTS.keys())
-def test_a_file_that_is_short_or_does_not_parse_is_damaged(own: Path, name: str, content: bytes, told: str) -> None:
-    (own / name).write_bytes(content)
-    (sentence,) = damage_in(own)
-    assert sentence.startswith(f"{name} {told}")
+@pytest.mark.parametrize(("name", "content", "sentence_start"), DAMAGED_TEXTS.values(), ids=DAMAGED_TEXTS.keys())
+def test_truncated_and_unparsable_files_are_damage(ours: Path, name: str, content: bytes, sentence_start: str) -> None:
+    (ours / name).write_bytes(content)
+    (sentence,) = damage_in(ours)
+    assert sentence.startswith(f"{name} {sentence_start}")
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer_state.json", "optimizer.pt"])
-def test_a_file_that_the_disk_cannot_read_is_damaged_as_long_as_it_cannot(
-    foreign: Path, name: str, has_manifest: bool
-) -> None:
+def test_a_read_error_is_damage_while_it_lasts(foreign: Path, name: str, has_manifest: bool) -> None:
     if has_manifest:
         write_manifest(foreign)
-    whole = (foreign / name).rename(foreign.parent / name)
-    # Reading it is an error of the device.
+    original = (foreign / name).rename(foreign.parent / name)
+    # Reading is an I/O error.
     (foreign / name).symlink_to("/proc/self/mem")
     damage = damage_in(foreign)
     assert damage and all(text.startswith(f"{name} ") and "Input/output error" in text for text in damage)
     (foreign / name).unlink()
-    whole.rename(foreign / name)
+    original.rename(foreign / name)
     assert damage_in(foreign) == []
 
 
 @pytest.mark.parametrize("odd", ['{"a": 5}', '{"a": [[]]}', "5", "[" * 200_000])
-def test_an_odd_index_is_damaged(foreign: Path, odd: str) -> None:
+def test_an_invalid_index_is_damage(foreign: Path, odd: str) -> None:
     (foreign / INDEX).write_text(odd if odd[0] == "[" else f'{{"weight_map": {odd}}}')
     damage = damage_in(foreign)
     assert damage and all(INDEX in sentence for sentence in damage)
 
 
-@pytest.mark.parametrize("left", [*TWO_SHARDS, INDEX])
-def test_shards_in_the_place_of_a_file_have_to_be_complete(own: Path, left: str) -> None:
-    replace_by_shards(own)
-    (own / left).unlink()
-    assert damage_in(own) == ["model.safetensors is missing."]
+@pytest.mark.parametrize("missing", [*TWO_SHARDS, INDEX])
+def test_shards_that_replace_a_file_have_to_be_complete(ours: Path, missing: str) -> None:
+    replace_by_shards(ours)
+    (ours / missing).unlink()
+    assert damage_in(ours) == ["model.safetensors is missing."]
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {"emptied": lambda path: path.write_bytes(b""), "halved": cut}
+DAMAGES: dict[str, Callable[[Path], object]] = {"emptied": lambda path: path.write_bytes(b""), "halved": truncate}
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "trainer_state.json", "config.json", "littrainer_resume.pt", *STATES]
 )
-def test_an_incomplete_file_is_found_without_a_manifest(
+def test_an_incomplete_file_is_damage_without_manifest(
     foreign: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     torch.save({}, foreign / "littrainer_resume.pt")
@@ -172,9 +170,9 @@ def test_an_incomplete_file_is_found_without_a_manifest(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", *STATES])
-def test_flipped_bits_are_found_without_a_manifest_as_far_as_the_format_goes(foreign: Path, name: str) -> None:
+def test_flipped_bits_are_damage_without_manifest_if_the_format_has_checksums(foreign: Path, name: str) -> None:
     data = (foreign / name).read_bytes()
-    # safetensors has no checksum of its numbers.
+    # safetensors has no checksums.
     at = 0 if name == "model.safetensors" else data.index(torch.arange(64.0).numpy().tobytes())
     for byte in (0, at, at + 5):
         changed = bytearray(data)
@@ -184,7 +182,7 @@ def test_flipped_bits_are_found_without_a_manifest_as_far_as_the_format_goes(for
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json", *STATES])
-def test_a_missing_file_is_found_without_a_manifest(foreign: Path, name: str) -> None:
+def test_a_missing_file_is_damage_without_manifest(foreign: Path, name: str) -> None:
     (foreign / name).unlink()
     (sentence,) = damage_in(foreign)
     assert name in sentence
@@ -210,7 +208,7 @@ ODD_FIELDS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("name", ODD_FIELDS)
-def test_a_state_with_fields_of_another_kind_is_damage(foreign: Path, name: str) -> None:
+def test_a_trainer_state_with_fields_of_other_types_is_damage(foreign: Path, name: str) -> None:
     (foreign / "trainer_state.json").write_text(json.dumps({"global_step": 5, name: ODD_FIELDS[name]}))
     (damage,) = damage_in(foreign)
     assert damage.startswith("trainer_state.json is damaged: ") and name in damage
@@ -236,39 +234,37 @@ def test_a_copy_under_the_name_of_another_step_is_damaged_and_a_link_to_a_checkp
     assert damage_in(link) == damage_in(other) == []
 
 
-def test_each_shard_of_an_index_has_to_be_there(foreign: Path) -> None:
+def test_a_missing_shard_is_damage(foreign: Path) -> None:
     write_shards(foreign, {"a": "model-1.safetensors", "b": "model-2.safetensors"})
     assert damage_in(foreign) == []
     (foreign / "model-2.safetensors").unlink()
     assert damage_in(foreign) == ["model-2.safetensors, a shard in model.safetensors.index.json, is missing."]
 
 
-def test_weights_in_the_format_of_early_torch_are_not_taken_for_damage(foreign: Path) -> None:
+def test_weights_in_torchs_legacy_format_are_no_damage(foreign: Path) -> None:
     (foreign / "model.safetensors").unlink()
     torch.save({"a": torch.ones(2)}, foreign / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert damage_in(foreign) == []
 
 
-def test_a_users_own_files_of_other_formats_are_not_looked_into(foreign: Path) -> None:
+def test_user_files_in_other_formats_are_not_checked(foreign: Path) -> None:
     for name in ("vectors.bin", "state.pt", "notes.json"):
         (foreign / name).write_text("something else")
     assert damage_in(foreign) == []
 
 
-def test_a_checkpoint_that_did_not_change_is_read_once(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert damage_in(own) == []
+def test_an_unchanged_checkpoint_is_verified_once(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert damage_in(ours) == []
     with monkeypatch.context() as patch:
         patch.setattr(verification, "file_record", lambda path: pytest.fail(f"{path} is read again"))
-        assert damage_in(own) == []
-    (own / "optimizer.pt").write_bytes(b"")
-    (own / "config.json").write_text("")
-    assert [sentence.split()[0] for sentence in damage_in(own)] == ["config.json", "optimizer.pt"]
+        assert damage_in(ours) == []
+    (ours / "optimizer.pt").write_bytes(b"")
+    (ours / "config.json").write_text("")
+    assert [sentence.split()[0] for sentence in damage_in(ours)] == ["config.json", "optimizer.pt"]
 
 
-@pytest.mark.parametrize("kind", ["foreign", "own"])
-def test_files_that_are_links_as_in_a_download_are_judged_by_what_they_link_to(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("kind", ["foreign", "ours"])
+def test_links_are_verified_by_their_targets(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(kind)
     blobs = tmp_path / "blobs"
     folder.rename(blobs)

@@ -33,7 +33,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class TiedClassifier(VectorClassifier):
-    """One layer under two names."""
+    """A layer with two names."""
 
     def __init__(self, hidden: int = 8) -> None:
         super().__init__(hidden)
@@ -41,7 +41,7 @@ class TiedClassifier(VectorClassifier):
 
 
 class CountingSteps(nn.Module):
-    """Keeps something beside tensors."""
+    """A module with an extra state."""
 
     def __init__(self, steps: Any = 0) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class CountingSteps(nn.Module):
 
 
 class OddTensors(nn.Module):
-    """Scattered, empty and one-element tensors, and buffers, one of which is not saved."""
+    """Non-contiguous, empty and scalar tensors, and a saved and an unsaved buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ def all_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-# ---- Both directions -------------------------------------------------------------------------------------------------
+# ---- Saving and loading ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier, OddTensors, tiny_gpt2, tiny_bert_classifier])
 @pytest.mark.parametrize("max_shard_size", [None, 250], ids=["one file", "shards"])
-def test_a_model_comes_back_as_it_was_written(tmp_path: Path, build: Any, max_shard_size: int | None) -> None:
+def test_weights_survive_a_save_and_load(tmp_path: Path, build: Any, max_shard_size: int | None) -> None:
     saved, model = build(), build()
     write_weights(saved, tmp_path, max_shard_size=max_shard_size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (
@@ -91,7 +91,7 @@ def test_a_model_comes_back_as_it_was_written(tmp_path: Path, build: Any, max_sh
 
 
 @pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier])
-def test_the_file_of_a_plain_module_is_the_one_that_transformers_writes(tmp_path: Path, build: Any) -> None:
+def test_a_plain_modules_file_equals_that_of_transformers(tmp_path: Path, build: Any) -> None:
     model = build()
     args = quiet_arguments(tmp_path / "theirs", transformers.TrainingArguments)
     transformers.Trainer(model=model, args=args).save_model()
@@ -100,7 +100,7 @@ def test_the_file_of_a_plain_module_is_the_one_that_transformers_writes(tmp_path
     assert names[0].read_bytes() == names[1].read_bytes()
 
 
-def test_shards_of_a_plain_module_are_read_by_transformers_and_replaced_by_one_file(tmp_path: Path) -> None:
+def test_transformers_reads_shards_of_a_plain_module(tmp_path: Path) -> None:
     from transformers.trainer_utils import load_sharded_checkpoint
 
     saved, model = VectorClassifier(), VectorClassifier()
@@ -111,7 +111,7 @@ def test_shards_of_a_plain_module_are_read_by_transformers_and_replaced_by_one_f
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_tied_layers_of_a_plain_module_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
+def test_tied_layers_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     saved, model = TiedClassifier(), TiedClassifier()
     write_weights(saved, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -119,7 +119,7 @@ def test_tied_layers_of_a_plain_module_are_stored_once_and_come_back_tied(tmp_pa
     load_weights(model, tmp_path, to_resume=True)
     assert all_equal(weights_of(model), weights_of(saved))
     assert model.also_head.weight is model.head.weight
-    # From copies, which share nothing, too; and they are read under either name.
+    # Copies share no memory, and either name can be loaded.
     write_weights(saved, tmp_path, weights_of(saved))
     assert set(load_file(tmp_path / "model.safetensors")) == set(stored)
     stored = {name.replace("head", "also_head"): value for name, value in stored.items()}
@@ -130,7 +130,7 @@ def test_tied_layers_of_a_plain_module_are_stored_once_and_come_back_tied(tmp_pa
 
 
 class SharingBuffers(VectorClassifier):
-    """Buffers that look at a whole parameter, at each other, and at a single number."""
+    """Buffers that share memory with a parameter or within themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,9 +140,7 @@ class SharingBuffers(VectorClassifier):
 
 
 @pytest.mark.parametrize("max_shard_size", [None, 100])
-def test_tensors_that_share_memory_are_each_written_whole_and_read_again(
-    tmp_path: Path, max_shard_size: int | None
-) -> None:
+def test_tensors_that_share_memory_survive_a_save_and_load(tmp_path: Path, max_shard_size: int | None) -> None:
     model, other = SharingBuffers(), SharingBuffers()
     model.ones.data = torch.full((1,), 3.0).expand(5)
     write_weights(model, tmp_path, max_shard_size=max_shard_size)
@@ -152,7 +150,7 @@ def test_tensors_that_share_memory_are_each_written_whole_and_read_again(
     assert other.flat.data_ptr() == other.head.weight.data_ptr()
 
 
-def test_extra_state_comes_back_and_is_not_written_if_it_could_not_be_loaded_safely(tmp_path: Path) -> None:
+def test_extra_state_survives_a_save_and_load_or_is_refused_if_unsafe(tmp_path: Path) -> None:
     write_weights(CountingSteps(7), tmp_path)
     model = CountingSteps()
     load_weights(model, tmp_path, to_resume=True)
@@ -174,13 +172,13 @@ def compiled(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
 
-def with_compiled_layer(model: VectorClassifier) -> nn.Module:
+def compile_layer(model: VectorClassifier) -> nn.Module:
     model.inner = compiled(model.inner)
     return model
 
 
-@pytest.mark.parametrize("wrap", [compiled, with_compiled_layer])
-def test_weights_go_from_a_compiled_model_to_a_plain_one_and_back(
+@pytest.mark.parametrize("wrap", [compiled, compile_layer])
+def test_weights_of_compiled_and_plain_models_are_exchangeable(
     tmp_path: Path, wrap: Callable[[Any], nn.Module]
 ) -> None:
     saved, plain, again = VectorClassifier(), VectorClassifier(), wrap(VectorClassifier())
@@ -193,7 +191,7 @@ def test_weights_go_from_a_compiled_model_to_a_plain_one_and_back(
     assert [*map(torch.Tensor.tolist, again.state_dict().values())] == [*map(torch.Tensor.tolist, expected.values())]
 
 
-def test_the_prefix_of_distributed_training_is_taken_away(tmp_path: Path) -> None:
+def test_the_prefix_of_distributed_training_is_removed(tmp_path: Path) -> None:
     saved, model = VectorClassifier(), VectorClassifier()
     torch.save({f"module.{name}": value for name, value in weights_of(saved).items()}, tmp_path / "pytorch_model.bin")
     load_weights(model, tmp_path, to_resume=True)
@@ -216,12 +214,12 @@ def test_names_of_an_earlier_release_are_converted(tmp_path: Path) -> None:
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
-def test_weights_that_a_release_joins_when_it_loads_them_come_back_without_a_message(
+def test_weights_that_transformers_merges_are_loaded_without_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mixture of experts is one tensor in memory and one for each expert in a file."""
     for name in ("modeling_utils", "distributed.tensor_parallel"):
-        # With a level of its own it tells what is not sharded.
+        # The level makes transformers warn of modules that are not sharded.
         caplog.set_level("WARNING", f"transformers.{name}")
     config = transformers.MixtralConfig(
         vocab_size=20,
@@ -241,7 +239,7 @@ def test_weights_that_a_release_joins_when_it_loads_them_come_back_without_a_mes
     assert all_equal(weights_of(model), weights_of(saved)) and caplog.records == []
 
 
-# ---- Reading each form -----------------------------------------------------------------------------------------------
+# ---- Formats ---------------------------------------------------------------------------------------------------------
 
 WEIGHTS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.bfloat16)}
 SHARDS = {"a": "1-of-2", "b.c": "2-of-2"}
@@ -252,10 +250,10 @@ FORMATS = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
 
 def write_shards(folder: Path, name: str = "model.safetensors") -> None:
     suffix = Path(name).suffix
-    for key, part in SHARDS.items():
-        FORMATS[name]({key: WEIGHTS[key]}, folder / f"{part}{suffix}")
-    places = {key: f"{part}{suffix}" for key, part in SHARDS.items()}
-    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    for key, stem in SHARDS.items():
+        FORMATS[name]({key: WEIGHTS[key]}, folder / f"{stem}{suffix}")
+    weight_map = {key: f"{stem}{suffix}" for key, stem in SHARDS.items()}
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 @pytest.mark.parametrize("in_shards", [False, True])
@@ -271,12 +269,12 @@ def test_weights_are_read_from_each_format(tmp_path: Path, name: str, in_shards:
         assert weights[key].dtype == tensor.dtype and torch.equal(weights[key], tensor)
 
 
-def test_a_folder_without_weights_is_refused_with_the_names_that_were_looked_for(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_an_error_with_the_expected_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.safetensors, pytorch_model\.bin, model\.safetensors\.index\.json"):
         read_weights(tmp_path)
 
 
-def test_a_download_of_the_hub_whose_files_are_links_into_its_blobs_is_read(tmp_path: Path) -> None:
+def test_a_hub_download_with_links_to_blobs_is_loaded(tmp_path: Path) -> None:
     folder, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b" / "blobs"
     folder.mkdir(parents=True)
     blobs.mkdir()
@@ -286,11 +284,11 @@ def test_a_download_of_the_hub_whose_files_are_links_into_its_blobs_is_read(tmp_
     assert set(read_weights(folder)) == set(WEIGHTS)
 
 
-# ---- Models that load in their own way -------------------------------------------------------------------------------
+# ---- Models that override loading ------------------------------------------------------------------------------------
 
 
 class Renaming(VectorClassifier):
-    """Reads the head that it once had under another name."""
+    """A model that loads its head under an earlier name."""
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         for part in ("weight", "bias"):
@@ -299,22 +297,22 @@ class Renaming(VectorClassifier):
 
 
 class ByHook(VectorClassifier):
-    """Takes a head of any size, through torch's hook."""
+    """A model that loads a head of any size through torch's hook."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_load_state_dict_pre_hook(self.resize)
 
     @staticmethod
-    def resize(self: Any, state_dict: Any, *_: Any) -> None:
-        self.head = nn.Linear(8, len(state_dict["head.bias"]))
+    def resize(model: Any, state_dict: Any, *_: Any) -> None:
+        model.head = nn.Linear(8, len(state_dict["head.bias"]))
 
 
 def renamed(state: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("head.", "earlier."): value for name, value in state.items()}
 
 
-def with_two_more(state: dict[str, Any]) -> dict[str, Any]:
+def add_two_outputs(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "head.weight": torch.rand(5, 8), "head.bias": torch.rand(5)}
 
 
@@ -322,12 +320,12 @@ def with_two_more(state: dict[str, Any]) -> dict[str, Any]:
     ("build", "stored_as", "back"),
     [
         (Renaming, renamed, lambda state: {name.replace("earlier.", "head."): v for name, v in state.items()}),
-        (ByHook, with_two_more, dict),
+        (ByHook, add_two_outputs, dict),
     ],
     ids=["renaming", "by a hook"],
 )
 @pytest.mark.parametrize("to_resume", [True, False])
-def test_a_models_own_way_of_loading_is_taken(
+def test_an_overridden_load_state_dict_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Any, stored_as: Any, back: Any, to_resume: bool
 ) -> None:
     model = build()
@@ -340,9 +338,7 @@ def test_a_models_own_way_of_loading_is_taken(
 # ---- Weights of another model ----------------------------------------------------------------------------------------
 
 
-def test_a_training_does_not_go_on_with_weights_of_other_names_which_are_logged_elsewhere(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_names_are_refused_on_a_resume_and_else_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = weights_of(VectorClassifier())
     state["surplus"] = state.pop("head.bias")
     save_file(state, tmp_path / "model.safetensors")
@@ -354,9 +350,7 @@ def test_a_training_does_not_go_on_with_weights_of_other_names_which_are_logged_
     assert "no weights for head.bias; the model does not have surplus" in caplog.text
 
 
-def test_frozen_weights_and_buffers_that_are_left_out_are_only_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_frozen_weights_and_buffers_are_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saved, model = VectorClassifier(), VectorClassifier()
     model.inner.requires_grad_(False)
     model.register_buffer("added_since", torch.ones(1))
@@ -386,9 +380,7 @@ def test_tied_weights_of_transformers_are_loaded_without_a_warning_and_stay_tied
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_a_best_checkpoint_without_weights_leaves_the_model_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_best_checkpoint_without_weights_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class SavesElsewhere(littrainer.Trainer):
         def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
             Path(output_dir).mkdir(exist_ok=True)
@@ -402,8 +394,8 @@ def test_a_best_checkpoint_without_weights_leaves_the_model_and_says_so(
     assert "has no weights to load: the model keeps those of the last step" in caplog.text
 
 
-def trained(model: Any) -> Any:
-    """A model whose trained weights are no longer the ones that adapters begin with."""
+def randomize(model: Any) -> Any:
+    """Randomize a model's trainable weights."""
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -415,13 +407,13 @@ def trained_weights(model: Any) -> dict[str, Any]:
     return {name: parameter.tolist() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def carrying(model: Any) -> Any:
+def add_adapter(model: Any) -> Any:
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["query"]))
     return model
 
 
-def test_an_adapter_that_a_model_of_transformers_carries_comes_back(tmp_path: Path) -> None:
-    saved, model = trained(carrying(tiny_bert_tagger())), carrying(tiny_bert_tagger())
+def test_an_adapter_of_a_transformers_model_survives_a_save_and_load(tmp_path: Path) -> None:
+    saved, model = randomize(add_adapter(tiny_bert_tagger())), add_adapter(tiny_bert_tagger())
     assert has_adapters(model) and not has_adapters(tiny_bert_tagger())
     write_weights(saved, tmp_path)
     assert (tmp_path / "adapter_model.safetensors").exists()
@@ -429,23 +421,27 @@ def test_an_adapter_that_a_model_of_transformers_carries_comes_back(tmp_path: Pa
     assert trained_weights(model) == trained_weights(saved)
 
 
-def of_rank_3() -> Any:
+def lora_of_rank_3() -> Any:
     adapter = peft.LoraConfig(r=3, target_modules=["query"], modules_to_save=["classifier"], task_type="TOKEN_CLS")
     return peft.get_peft_model(tiny_bert_tagger(), adapter)
 
 
-def with_a_third_adapter() -> Any:
+def three_adapters() -> Any:
     model = tiny_lora_tagger(("trained", "other"))
     model.add_adapter("more", model.peft_config["other"])
     return model
 
 
-# What is written (None: nothing), the model that reads it, and what the error says.
+# Written model or None, loading model, and error.
 OTHER_ADAPTERS: list[tuple[Any, Callable[[], Any], str]] = [
-    (of_rank_3, tiny_lora_tagger, r"adapter 'default': .*lora_A\.weight is \(3, 16\) in the checkpoint and \(2, 16\)"),
     (
-        lambda: carrying(tiny_bert_tagger(num_hidden_layers=2)),
-        lambda: carrying(tiny_bert_tagger()),
+        lora_of_rank_3,
+        tiny_lora_tagger,
+        r"adapter 'default': .*lora_A\.weight is \(3, 16\) in the checkpoint and \(2, 16\)",
+    ),
+    (
+        lambda: add_adapter(tiny_bert_tagger(num_hidden_layers=2)),
+        lambda: add_adapter(tiny_bert_tagger()),
         r"the model does not have .*layer\.1",
     ),
     (
@@ -453,29 +449,29 @@ OTHER_ADAPTERS: list[tuple[Any, Callable[[], Any], str]] = [
         tiny_lora_tagger,
         "holds an adapter named 'other', and the model has 'default'",
     ),
-    (lambda: tiny_lora_tagger(("other", "more")), with_a_third_adapter, "adapter 'trained': not in the checkpoint"),
+    (lambda: tiny_lora_tagger(("other", "more")), three_adapters, "adapter 'trained': not in the checkpoint"),
     (None, tiny_lora_tagger, r"No adapter in .*adapter_model\.safetensors or adapter_model\.bin"),
 ]
 
 
-@pytest.mark.parametrize(("written", "model", "told"), OTHER_ADAPTERS)
-def test_other_adapters_than_the_models_are_refused(tmp_path: Path, written: Any, model: Any, told: str) -> None:
+@pytest.mark.parametrize(("written", "model", "message"), OTHER_ADAPTERS)
+def test_mismatched_adapters_are_refused(tmp_path: Path, written: Any, model: Any, message: str) -> None:
     if written is not None:
         write_weights(written(), tmp_path)
-    with pytest.raises((RuntimeError, ValueError), match=told):
+    with pytest.raises((RuntimeError, ValueError), match=message):
         load_weights(model(), tmp_path, to_resume=True)
 
 
-def test_whole_weights_are_read_into_a_model_with_an_adapter_too(tmp_path: Path) -> None:
-    """As a Trainer that was broken off writes them, whose `_save` a user has overridden."""
-    saved, model = trained(tiny_lora_tagger()), tiny_lora_tagger()
+def test_full_weights_are_loaded_into_a_model_with_an_adapter(tmp_path: Path) -> None:
+    """An overridden `_save` may write full weights."""
+    saved, model = randomize(tiny_lora_tagger()), tiny_lora_tagger()
     save_file({name: value.contiguous() for name, value in saved.state_dict().items()}, tmp_path / "model.safetensors")
     load_weights(model, tmp_path, to_resume=True)
     assert trained_weights(model) == trained_weights(saved)
 
 
 def encoded_prompt() -> Any:
-    """P-tuning trains an encoder, and PEFT saves only the prompt that it computes."""
+    """Return a model with p-tuning, whose encoder PEFT does not save."""
     adapter = peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8)
     return peft.get_peft_model(tiny_gpt2(), adapter)
 
@@ -487,20 +483,20 @@ def unfrozen_by_hand() -> Any:
 
 
 @pytest.mark.parametrize("build", [encoded_prompt, unfrozen_by_hand])
-def test_what_is_trained_and_left_out_by_peft_comes_back(tmp_path: Path, build: Any) -> None:
-    saved, model = trained(build()), build()
+def test_trained_parameters_that_peft_does_not_save_survive_a_save_and_load(tmp_path: Path, build: Any) -> None:
+    saved, model = randomize(build()), build()
     write_weights(saved, tmp_path)
     load_weights(model, tmp_path, to_resume=True)
     assert trained_weights(model) == trained_weights(saved)
 
 
-def test_what_is_trained_and_in_no_file_is_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trained(encoded_prompt()).save_pretrained(tmp_path)
+def test_trained_parameters_in_no_file_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    randomize(encoded_prompt()).save_pretrained(tmp_path)
     load_weights(encoded_prompt(), tmp_path, to_resume=True)
     assert "does not hold prompt_encoder.default.embedding.weight" in caplog.text
 
 
-def test_the_hook_of_a_script_for_bars_is_put_back_in_whichever_order_two_saves_end() -> None:
+def test_a_scripts_progress_bar_hook_is_restored_after_overlapping_saves() -> None:
     def hook(factory: Any, args: Any, keywords: Any) -> Any:
         return factory(*args, **keywords)
 

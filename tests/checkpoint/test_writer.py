@@ -33,12 +33,12 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_checkpoint_holds_all_that_a_resume_needs(tmp_path: Path) -> None:
+def test_a_checkpoint_contains_all_files_for_a_resume(tmp_path: Path) -> None:
     quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     assert names_in(tmp_path / "checkpoint-2") == COMPLETE
     quiet_trainer(tmp_path, max_steps=1, save_strategy="steps", save_only_model=True).train()
-    of_a_resume = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
-    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - of_a_resume
+    resume_files = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
+    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - resume_files
 
 
 def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: 
     assert again("loss step")["input_ids"] == tokenizer("loss step")["input_ids"]
 
 
-def test_the_tokenizer_of_the_collator_is_saved_where_the_trainer_was_given_none(tmp_path: Path) -> None:
+def test_the_collators_tokenizer_is_saved_if_the_trainer_has_none(tmp_path: Path) -> None:
     collator = transformers.DataCollatorWithPadding(tiny_tokenizer())
     quiet_trainer(tmp_path, tiny_bert_classifier(), given={"data_collator": collator}).save_model()
     assert "tokenizer.json" in names_in(tmp_path)
 
 
-def test_weights_given_are_written_in_the_place_of_the_models(tmp_path: Path) -> None:
+def test_save_writes_the_given_state_dict(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in trainer.model.state_dict().items()}
     trainer._save(str(tmp_path / "zeros"), state_dict=zeros)
@@ -69,7 +69,7 @@ EVERY_STEP: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_st
 
 
 class CardWriter(Trainer):
-    """Writes files of its own before and after the checkpoint is written, and looks at what is there."""
+    """A Trainer that adds files before and after a save."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -82,7 +82,7 @@ class CardWriter(Trainer):
 
 
 class Rewriting(transformers.TrainerCallback):
-    """Replaces the model's file by one of another name, as callbacks of adapters do."""
+    """A callback that replaces the model's file, as for adapters."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -92,7 +92,7 @@ class Rewriting(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize("given", [{}, {"callbacks": [Rewriting()]}], ids=["override", "and on_save"])
-def test_what_overrides_and_callbacks_do_to_a_checkpoint_is_part_of_it(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_changes_by_overrides_and_callbacks_are_part_of_a_checkpoint(tmp_path: Path, given: dict[str, Any]) -> None:
     quiet_trainer(tmp_path, kind=CardWriter, given=given, **EVERY_STEP).train()
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
@@ -103,7 +103,7 @@ def test_what_overrides_and_callbacks_do_to_a_checkpoint_is_part_of_it(tmp_path:
     assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]
 
 
-def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
+def test_older_checkpoints_are_deleted_only_after_the_new_checkpoint_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted: list[str] = []
@@ -117,7 +117,7 @@ def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
     assert deleted == ["checkpoint-1"]
 
 
-def test_the_best_checkpoint_is_noted_though_it_takes_its_place_later(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_recorded_in_its_own_state(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, eval_strategy="steps", eval_steps=1, metric_for_best_model="loss", **EVERY_STEP)
     trainer.train()
     best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"

@@ -1,15 +1,15 @@
-"""Runs whose processes are killed, also in an upload, stopped, raise or find the disk full, and that come back.
+"""Restarts after kills, stops, exceptions, full disks and interrupted uploads.
 
     python -m tests.faults.chaos                50 schedules
     python -m tests.faults.chaos --schedules 6 --at-once 2
 
 Each schedule is a training of 12 optimizer steps under `littrainer run --restarts`, in one process, in two, or in two
-of which one is left (`--devices 1:2`), with one to three faults at random steps. It has to end with the weights of a
-run that nothing happened to: bit for bit, or, if a process is lost, within 1e-5; and each row has to be trained once in
-an epoch. Work lost at a fault is counted in optimizer steps; one save interval is the bound. The full disk is injected,
-and errors name the start, since the same error at the same step ends a run. An upload is cut at an address (file://).
+and then one (`--devices 1:2`), with one to three faults at random steps. The final weights must equal those of an
+undisturbed run: bit for bit, or within 1e-5 if a process is lost; and each row must be trained once in an epoch. A
+fault may lose at most one save interval. Errors name the start, since a run ends if an error repeats at the same step.
+Uploads are interrupted at a file:// URL.
 
-Processes are forked from this one, which has imported all, so that a start takes no seconds.
+Processes are forked from a process that has imported everything, for a fast start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REPOSITORY = Path(__file__).parents[2]
 ROWS, STEPS, SAVE_STEPS, GLOBAL_BATCH_SIZE = 24, 12, 3, 4
 AFTER_SAVES = ("disk", "cut upload")
 KINDS = ("kill", "stop", "raise", *AFTER_SAVES)
-# How a schedule is run -> the option, and whether one process is left in the end.
+# Layout -> value of --devices, and whether a process is lost.
 LAYOUTS = {"1 process": ("1", False), "2 processes": ("2", False), "2 -> 1": ("1:2", True)}
 EXACT, CLOSE = "the same weights bit for bit", "the same weights within 1e-5 (2 -> 1)"
 HANG_TIMEOUT = 3
@@ -58,9 +58,9 @@ class Schedule:
     """A training and its faults.
 
     Parameters:
-        devices: value of the option.
+        devices: value of --devices.
         faults: start, rank, step and kind of each.
-        loses_process: it ends in other processes than it began, so without dropout.
+        loses_process: whether the number of processes changes, which excludes dropout.
         options: further options of `littrainer run`.
     """
 
@@ -70,30 +70,27 @@ class Schedule:
     options: tuple[str, ...] = ("--restarts", "6")
 
     def words(self, folder: Path) -> list[str]:
-        """What follows `littrainer` on the command line, to run it in a folder."""
+        """Return the command line after `littrainer`."""
         sizes = {"per_device_train_batch_size": 2, "global_batch_size": GLOBAL_BATCH_SIZE}
         plan = {
             "faults": self.faults,
-            "output_dir": f"file://{folder}/there" if self.is_at_an_address else str(folder / "run"),
+            "output_dir": f"file://{folder}/remote" if self.is_remote else str(folder / "run"),
             "dropout": 0.0 if self.loses_process else 0.2,
             "arguments": {"max_steps": STEPS, "save_steps": SAVE_STEPS, "learning_rate": 0.01, **sizes},
         }
         return ["run", "--devices", self.devices, *self.options, "-m", SCRIPT, str(folder), json.dumps(plan)]
 
     @property
-    def is_at_an_address(self) -> bool:
+    def is_remote(self) -> bool:
         return any(kind == "cut upload" for *_, kind in self.faults)
 
 
 class Forked:
-    """A process of torch's agent: a fork of this one instead of a fresh interpreter.
-
-    It has what the agent calls of `subprocess.Popen`.
-    """
+    """A fork that replaces `subprocess.Popen` in torch's agent."""
 
     def __init__(self, args: tuple[str, ...], env: dict[str, str], **_: Any) -> None:
-        words = [*args[args.index("-m") + 1 :]]
-        self.process = multiprocessing.get_context("fork").Process(target=run_script, args=(words, env))
+        command = [*args[args.index("-m") + 1 :]]
+        self.process = multiprocessing.get_context("fork").Process(target=run_script, args=(command, env))
         self.process.start()
         self.pid = self.process.pid
 
@@ -107,15 +104,15 @@ class Forked:
         return self.process.exitcode
 
 
-def run_script(words: list[str], environment: dict[str, str]) -> None:
-    """Run the script with what a fresh interpreter would have: signals, variables, and words of the command line."""
+def run_script(command: list[str], environment: dict[str, str]) -> None:
+    """Run the script with the signals, variables and arguments of a new interpreter."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.disable(logging.NOTSET)
     os.environ.update(environment)
-    sys.argv = words
+    sys.argv = command
     try:
         runpy.run_module(SCRIPT, run_name="__main__", alter_sys=True)
     except Exception as error:
@@ -124,7 +121,7 @@ def run_script(words: list[str], environment: dict[str, str]) -> None:
 
 
 def run_forked(schedule: Schedule, folder: Path) -> tuple[int, str]:
-    """Run a schedule in a folder; return the exit status, and what was said."""
+    """Run a schedule in a folder; return exit status and log."""
     folder.mkdir()
     log = folder / "log.txt"
 
@@ -152,42 +149,42 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def steps_of(folder: Path) -> list[tuple[int, int, list[int]]]:
-    """Start, optimizer step and rows of what any process has trained."""
+    """Return start, optimizer step and rows of all trained steps."""
     return [
         tuple(json.loads(line)) for path in sorted(folder.glob("steps-*")) for line in path.read_text().splitlines()
     ]
 
 
 def rows_of_epochs(folder: Path) -> list[list[int]]:
-    """The rows of each epoch, of those starts whose steps have lasted."""
-    lasting: dict[int, int] = {}
+    """Return the rows of each epoch, from the last start of each step."""
+    last_start: dict[int, int] = {}
     for start, step, _ in steps_of(folder):
-        lasting[step] = max(start, lasting.get(step, 0))
+        last_start[step] = max(start, last_start.get(step, 0))
     epochs: dict[int, list[int]] = collections.defaultdict(list)
     for start, step, rows in steps_of(folder):
-        if lasting[step] == start:
+        if last_start[step] == start:
             epochs[(step - 1) * GLOBAL_BATCH_SIZE // ROWS] += rows
     return [sorted(epochs[number]) for number in sorted(epochs)]
 
 
-def most_lost(folder: Path) -> int:
-    """Optimizer steps that were taken once more after a fault, at most."""
+def max_lost_steps(folder: Path) -> int:
+    """Return the most optimizer steps that were repeated after a fault."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for start, step, _ in steps_of(folder):
         first[start], last[start] = min(step, first.get(start, step)), max(step, last.get(start, step))
     starts = sorted(first)
     pairs = itertools.pairwise(starts)
-    return max((last[one] + 1 - first[other] for one, other in pairs), default=0)
+    return max((last[start] + 1 - first[restart] for start, restart in pairs), default=0)
 
 
 def random_schedule(generator: random.Random, layout: str, kind: str) -> Schedule:
-    """A schedule whose first fault is of a kind, or, in 2 -> 1, a kill or an exception."""
+    """Draw a schedule whose first fault has a kind, or in layout 2 -> 1 is a kill or an exception."""
     devices, loses_process = LAYOUTS[layout]
     options = ("--restarts", "6", "--hang-timeout", str(HANG_TIMEOUT))
     processes = int(devices[-1])
     if loses_process:
-        # A process fails at some step, and one again before a new checkpoint, or before it has begun.
+        # A second process fails before the next checkpoint, or before its first step.
         rank, step = generator.randrange(2), generator.randint(1, STEPS - 1)
         kind, checkpoint = generator.choice(["kill", "raise"]), newest_checkpoint(step)
         again = generator.choice([0, *range(checkpoint + 1, checkpoint + SAVE_STEPS + 1)][kind == "raise" :])
@@ -200,37 +197,37 @@ def random_schedule(generator: random.Random, layout: str, kind: str) -> Schedul
         rank, step = generator.randrange(processes), generator.randint(checkpoint + 1, STEPS - 1)
         if kind in AFTER_SAVES:
             step = generator.randrange(checkpoint + SAVE_STEPS, STEPS, SAVE_STEPS)
-        # The first process uploads.
+        # Rank 0 uploads.
         faults.append((start, 0 if kind == "cut upload" else rank, step, kind))
         if kind == "cut upload":
-            # The training was ahead of the upload, and nobody knows how far.
+            # The number of uploaded steps is unknown.
             break
         checkpoint, kind = newest_checkpoint(step), generator.choice(KINDS)
     return Schedule(devices, faults, False, options)
 
 
 def newest_checkpoint(step: int) -> int:
-    """The step of the checkpoint that there is while this step is taken."""
+    """Return the step of the newest checkpoint during a step."""
     return (step - 1) // SAVE_STEPS * SAVE_STEPS
 
 
 def outcome_of(schedule: Schedule, folder: Path) -> str:
-    """What a schedule ends with, except for its weights."""
-    status, told = run_forked(schedule, folder)
+    """Run a schedule and return its failure, or ""; weights are not compared."""
+    status, log = run_forked(schedule, folder)
     if status != 0:
-        return f"ended with status {status}: {told[-2000:]}"
+        return f"ended with status {status}: {log[-2000:]}"
     if rows_of_epochs(folder) != [list(range(ROWS))] * (STEPS * GLOBAL_BATCH_SIZE // ROWS):
         return "rows lost or doubled"
-    if schedule.is_at_an_address and damage_in(folder / "there" / f"checkpoint-{STEPS}"):
-        return "the newest checkpoint at the address is not whole"
-    return "" if told.count("littrainer: restart ") >= len(schedule.faults) else f"a fault did not come: {told}"
+    if schedule.is_remote and damage_in(folder / "remote" / f"checkpoint-{STEPS}"):
+        return "the newest remote checkpoint is damaged"
+    return "" if log.count("littrainer: restart ") >= len(schedule.faults) else f"a fault did not occur: {log}"
 
 
-def compared(folder: Path, whole: Path, loses_process: bool) -> str:
-    """What the weights of a schedule are beside those of an undisturbed run."""
-    ours, theirs = final_weights(folder), final_weights(whole)
+def compare_weights(folder: Path, undisturbed: Path, loses_process: bool) -> str:
+    """Return the outcome of comparing final weights with those of an undisturbed run."""
+    weights, expected = final_weights(folder), final_weights(undisturbed)
     tolerance = 1e-5 if loses_process else 0.0
-    if not all(torch.allclose(ours[name], theirs[name], rtol=0, atol=tolerance) for name in theirs):
+    if not all(torch.allclose(weights[name], expected[name], rtol=0, atol=tolerance) for name in expected):
         return "other weights"
     return CLOSE if loses_process else EXACT
 
@@ -264,21 +261,21 @@ def main() -> None:
         tempfile.TemporaryDirectory() as root,
         ProcessPoolExecutor(options.at_once, multiprocessing.get_context("fork")) as pool,
     ):
-        whole = {layout: Path(root) / f"whole {layout}" for layout in {layout for layout, _ in schedules}}
-        undisturbed = [Schedule(LAYOUTS[layout][0], [], LAYOUTS[layout][1]) for layout in whole]
+        expected = {layout: Path(root) / f"undisturbed {layout}" for layout in {layout for layout, _ in schedules}}
+        undisturbed = [Schedule(LAYOUTS[layout][0], [], LAYOUTS[layout][1]) for layout in expected]
         folders = [Path(root) / str(number) for number in range(len(schedules))]
-        ended = [pool.submit(outcome_of, *pair) for pair in zip(undisturbed, whole.values(), strict=True)]
+        references = [pool.submit(outcome_of, *pair) for pair in zip(undisturbed, expected.values(), strict=True)]
         running = [
             pool.submit(outcome_of, schedule, folder) for (_, schedule), folder in zip(schedules, folders, strict=True)
         ]
-        for one in ended:
-            if wrong := one.result():
-                sys.exit(f"An undisturbed run: {wrong}")
-        for (layout, schedule), folder, one in zip(schedules, folders, running, strict=True):
-            outcome = one.result() or compared(folder, whole[layout], schedule.loses_process)
+        for reference in references:
+            if failure := reference.result():
+                sys.exit(f"An undisturbed run: {failure}")
+        for (layout, schedule), folder, run in zip(schedules, folders, running, strict=True):
+            outcome = run.result() or compare_weights(folder, expected[layout], schedule.loses_process)
             counts[outcome.partition(":")[0]] += 1
             faults.update(kind for *_, kind in schedule.faults)
-            lost = max(lost, most_lost(folder))
+            lost = max(lost, max_lost_steps(folder))
             starts += 1 + len(schedule.faults)
             if outcome not in (EXACT, CLOSE):
                 print(f"{layout}, {schedule.faults}: {outcome}", flush=True)

@@ -1,19 +1,18 @@
-"""What a resume makes of a damaged checkpoint: every file of it, damaged in every way.
+"""Resumes from damaged checkpoints: every file, damaged in every way.
 
-    python -m tests.faults.damage                          checkpoints written here
-    python -m tests.faults.damage --trainer transformers   transformers' own Trainer through the same cases
-    python -m tests.faults.damage --written-by transformers  its checkpoints, which have no manifest, resumed here
-    python -m tests.faults.damage --bits 100               100 flipped bits of each file instead, at random places;
-                                                           trainer_state.json, which may be edited, is left out
+    python -m tests.faults.damage                          littrainer's checkpoints
+    python -m tests.faults.damage --trainer transformers   the same cases with transformers' Trainer
+    python -m tests.faults.damage --written-by transformers  transformers' checkpoints, without manifest
+    python -m tests.faults.damage --bits 100               100 random flipped bits of each file instead, except
+                                                           trainer_state.json, which may be edited
 
-A training of six steps saves at steps 2 and 4 and is stopped after step 4. Its checkpoint-4 is damaged, and it is
-resumed: by `resume_from_checkpoint=True`, and by naming checkpoint-4. The final weights are compared with those of the
-training that was never stopped, bit for bit. Outcomes:
+A training of six steps saves at steps 2 and 4 and is stopped after step 4. With a damaged checkpoint-4 it is resumed by
+`resume_from_checkpoint=True` and by name, and the final weights are compared bit for bit. Outcomes:
 
-    exact     the same weights, from checkpoint-4 itself
+    exact     the same weights, from checkpoint-4
     earlier   the same weights, from checkpoint-2
-    error     an exception that names the file, or another one ("unclear")
-    different other weights, and no exception
+    error     an exception that names the file ("unclear" if it does not)
+    different other weights without an exception
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ SIDES = ("littrainer", "transformers")
 
 
 def flip_bit(path: Path, bit: int) -> None:
-    """Turn one bit of a file over."""
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
@@ -59,7 +57,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def random_bits(count: int, seed: int = 0) -> dict[str, Callable[[Path], object]]:
-    """Damages that flip one bit each, at places that are the same on every call."""
+    """Return damages that flip a bit at reproducible random positions."""
     return {
         f"bit {number}": lambda path, number=number: flip_bit(  # type: ignore[misc]
             path, random.Random(f"{seed} {number} {path.name}").randrange(path.stat().st_size * 8)
@@ -69,7 +67,7 @@ def random_bits(count: int, seed: int = 0) -> dict[str, Callable[[Path], object]
 
 
 def build_trainer(library: str, folder: Path, **changes: Any) -> Any:
-    """A Trainer of one of the two libraries over a tiny model with dropout, always with the same first weights."""
+    """Return a library's Trainer of a tiny model with dropout and fixed initial weights."""
     names = importlib.import_module(library)
     torch.manual_seed(0)
     arguments: dict[str, Any] = {
@@ -93,7 +91,7 @@ def build_trainer(library: str, folder: Path, **changes: Any) -> Any:
 
 
 def stop_at(library: str, step: int) -> Any:
-    """A callback that ends training after a step, as a scheduler would who takes the machine away."""
+    """Return a callback that ends training after a step."""
 
     class Stop(importlib.import_module(library).TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -106,15 +104,15 @@ def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
-def is_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+def is_equal(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in weights)
 
 
 class Matrix:
-    """One library's resumes from checkpoints that one library wrote.
+    """Resumes of a library from checkpoints of a library.
 
     Parameters:
-        root: a folder to work in.
+        root: the working folder.
         trainer: the library that resumes.
         written_by: the library that wrote the checkpoints.
     """
@@ -122,9 +120,9 @@ class Matrix:
     def __init__(self, root: Path, trainer: str, written_by: str) -> None:
         self.root, self.library = root, trainer
         with quiet():
-            whole = build_trainer(written_by, root / "whole")
-            whole.train()
-            self.expected = weights_of(whole)
+            uninterrupted = build_trainer(written_by, root / "uninterrupted")
+            uninterrupted.train()
+            self.expected = weights_of(uninterrupted)
             stopped = build_trainer(written_by, root / "stopped")
             stopped.add_callback(stop_at(written_by, STOPPED_AT))
             stopped.train()
@@ -138,8 +136,8 @@ class Matrix:
         try:
             damage(run_dir / DAMAGED / file)
             trainer = build_trainer(self.library, run_dir)
-            seen: list[int] = []
-            trainer.add_callback(self._note_first_step(seen))
+            first_steps: list[int] = []
+            trainer.add_callback(self._record_first_step(first_steps))
             try:
                 with quiet():
                     trainer.train(resume_from_checkpoint=str(run_dir / DAMAGED) if by_name else True)
@@ -147,21 +145,21 @@ class Matrix:
                 return "error" if Path(file).name in str(error) else f"unclear error ({type(error).__name__})"
             if not is_equal(weights_of(trainer), self.expected):
                 return "different"
-            return "exact" if seen[0] == STOPPED_AT else "earlier"
+            return "exact" if first_steps[0] == STOPPED_AT else "earlier"
         finally:
             shutil.rmtree(run_dir)
 
-    def _note_first_step(self, seen: list[int]) -> Any:
-        class Note(importlib.import_module(self.library).TrainerCallback):  # type: ignore[misc]
+    def _record_first_step(self, steps: list[int]) -> Any:
+        class Record(importlib.import_module(self.library).TrainerCallback):  # type: ignore[misc]
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                seen.append(state.global_step)
+                steps.append(state.global_step)
 
-        return Note()
+        return Record()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Trainers print and warn of."""
+    """Suppress output and warnings."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
@@ -174,7 +172,7 @@ def quiet() -> Iterator[None]:
 def print_outcomes(
     matrix: Matrix, damages: dict[str, Callable[[Path], object]], by_name: bool, without: str = ""
 ) -> collections.Counter[str]:
-    """Run all cases, but for those of a file that is left out, and print a line for each file."""
+    """Run all cases, except those of file `without`, and print a line for each file."""
     total: collections.Counter[str] = collections.Counter()
     print(f"\nresume_from_checkpoint={DAMAGED!r}" if by_name else "\nresume_from_checkpoint=True")
     for file in [name for name in matrix.files if name != without]:
@@ -198,11 +196,13 @@ def main() -> None:
         print(f"Resumed by {options.trainer}; written by {options.written_by or options.trainer}")
         for by_name in (False, True):
             if options.bits:
-                # A trainer_state.json with a flipped bit that parses is taken for an edited one, as in transformers.
+                # A trainer_state.json with a flipped bit that parses is an edit, as in transformers.
                 counts = print_outcomes(matrix, random_bits(options.bits), by_name, "trainer_state.json")
             else:
                 counts = print_outcomes(matrix, DAMAGES, by_name)
-            print(f"{sum(counts.values())} cases: {', '.join(f'{n} {one}' for one, n in sorted(counts.items()))}")
+            print(
+                f"{sum(counts.values())} cases: {', '.join(f'{n} {outcome}' for outcome, n in sorted(counts.items()))}"
+            )
             wrong |= counts.keys() - {"exact", "earlier", "error"}
     if wrong and options.trainer == SIDES[0] and options.written_by in (None, SIDES[0]):
         sys.exit(f"not as it should be: {', '.join(sorted(wrong))}")

@@ -1,4 +1,4 @@
-"""Places at which a user's own code can fail, each a way to make a Trainer that fails there."""
+"""Trainers that fail in user code, by position."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EVERY_STEP: dict[str, Any] = {"max_steps": 3, "eval_strategy": "steps", "eval_st
 
 
 class Fuse:
-    """Raises once, at the given call; `calls` counts on afterwards.
+    """A callable that raises at a call.
 
     Parameters:
-        error: what is raised; None never raises.
-        at_call: the number of that call, counted from 1.
+        error: the exception, or None.
+        at_call: the number of the call, counted from 1.
     """
 
     def __init__(self, error: BaseException | None, at_call: int = 2) -> None:
@@ -35,7 +35,7 @@ class Fuse:
             raise self.error
 
 
-def in_event(event: str) -> Callable[..., Trainer]:
+def fail_in_event(event: str) -> Callable[..., Trainer]:
     def build(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
         callback: Any = TrainerCallback()
         setattr(callback, event, fuse)
@@ -44,7 +44,7 @@ def in_event(event: str) -> Callable[..., Trainer]:
     return build
 
 
-def in_collator(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+def fail_in_collator(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
     def collate(samples: Any) -> Any:
         fuse()
         return default_data_collator(samples)
@@ -52,7 +52,7 @@ def in_collator(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
     return quiet_trainer(folder, given={"data_collator": collate}, **{**EVERY_STEP, **changes})
 
 
-def in_metrics(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+def fail_in_metrics(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
     return quiet_trainer(folder, given={"compute_metrics": lambda _: fuse() or {}}, **{**EVERY_STEP, **changes})
 
 
@@ -67,7 +67,7 @@ class FusedClassifier(VectorClassifier):
         return super().forward(x, labels)
 
 
-def in_forward(**settings: Any) -> Callable[..., Trainer]:
+def fail_in_forward(**settings: Any) -> Callable[..., Trainer]:
     def build(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
         return quiet_trainer(folder, FusedClassifier(fuse), **{**EVERY_STEP, **settings, **changes})
 
@@ -75,12 +75,12 @@ def in_forward(**settings: Any) -> Callable[..., Trainer]:
 
 
 EVENTS = ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
-PLACES: dict[str, Callable[..., Trainer]] = {
-    **{event: in_event(event) for event in (*EVENTS, "on_log", "on_evaluate", "on_prediction_step")},
-    "collator": in_collator,
-    "compute_metrics": in_metrics,
-    "forward": in_forward(eval_strategy="no"),
-    # The first call is a training step, the others are the batches of the evaluation after it.
-    "forward of an evaluation": in_forward(),
-    "training_step in manual optimization": in_forward(kind=StepwiseTrainer),
+FAILURES: dict[str, Callable[..., Trainer]] = {
+    **{event: fail_in_event(event) for event in (*EVENTS, "on_log", "on_evaluate", "on_prediction_step")},
+    "collator": fail_in_collator,
+    "compute_metrics": fail_in_metrics,
+    "forward": fail_in_forward(eval_strategy="no"),
+    # The first call is of a training step, the next calls are of the evaluation.
+    "forward of an evaluation": fail_in_forward(),
+    "training_step in manual optimization": fail_in_forward(kind=StepwiseTrainer),
 }

@@ -1,9 +1,9 @@
-"""A training script that `littrainer run` starts, with faults at chosen optimizer steps: folder and plan as arguments.
+"""A training script for `littrainer run` with faults at optimizer steps, started with a folder and a plan.
 
-The plan is JSON: `faults`, a list of [start, rank, step, kind], the starts counted from 1; `output_dir`; `arguments`;
-and `dropout`. Each process leaves a line for each optimizer step in `steps-<rank>`: start, step and rows trained.
+The plan is JSON: `faults`, a list of [start, rank, step, kind] with starts counted from 1; `output_dir`; `arguments`;
+and `dropout`. Each process writes start, step and rows of each optimizer step to `steps-<rank>`.
 
-Errors name the start, so that two of them are different: the same error at the same step is not started again.
+Errors name the start, since an error that repeats at the same step is not restarted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STARTS = FOLDER / f"starts-{os.environ['WORLD_SIZE']}-{RANK}"
 FOLDER.mkdir(exist_ok=True)
 with open(STARTS, "a") as file:
     file.write("x")
-# Of two processes one may go on alone; the starts before count too.
+# Starts with another number of processes count too.
 START = sum(len(path.read_text()) for path in FOLDER.glob(f"starts-*-{RANK}"))
 
 
@@ -37,7 +37,7 @@ def end_by_signals(step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
 
-# A process that dies before it has begun, as without its device.
+# A process may die before its first step, as without its device.
 end_by_signals(0)
 
 import fsspec  # noqa: E402
@@ -93,7 +93,7 @@ class Faults(TrainerCallback):
 
 
 class CutFileSystem(LocalFileSystem):
-    """Stands behind file:// addresses; a process is killed when half of a file is there."""
+    """A file system for file:// URLs that kills the process after half of a file."""
 
     def put_file(self, path1: Any, path2: Any, **keywords: Any) -> None:
         step = checkpoint_step(os.path.dirname(path2))

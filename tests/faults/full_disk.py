@@ -1,12 +1,11 @@
-"""A run on disks that are full after more and more bytes: each write of a checkpoint is once the one that fails.
+"""Runs on full disks of increasing size, so that each write of a checkpoint fails once.
 
     python -m tests.faults.full_disk              where mounting is allowed
     unshare -rm python -m tests.faults.full_disk  elsewhere on Linux
 
-Each disk is a tmpfs with room for a number of pages. A training of six steps saves at steps 2, 4 and 6 until it fails.
-Its error has to name a checkpoint, a file in it and the room that is left; every checkpoint on the disk has to be
-intact; and after the disk is made larger, the training is resumed and has to end with the weights of one that was never
-stopped.
+Each disk is a tmpfs with a number of pages. A training of six steps saves at steps 2, 4 and 6 until it fails. The error
+must name checkpoint, file and free space; every checkpoint must be intact; and after the disk is enlarged, the resumed
+training must end with the weights of an uninterrupted training.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ LIBRARY = "littrainer"
 
 
 def mount(folder: Path, pages: int, options: str = "") -> None:
-    """Mount, or change, a disk with room for a number of pages."""
+    """Mount or remount a disk with a number of pages."""
     size = f"{options}size={pages * PAGE}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
 
 
 def outcome_on(folder: Path, expected: dict[str, torch.Tensor]) -> tuple[str, str]:
-    """What a training on a mounted disk ends with, and the file that did not fit."""
+    """Train on a mounted disk; return the outcome, and the file that did not fit."""
     trainer, file = build_trainer(LIBRARY, folder / "run"), ""
     try:
         with quiet():
@@ -51,7 +50,7 @@ def outcome_on(folder: Path, expected: dict[str, torch.Tensor]) -> tuple[str, st
     if any(damage_in(checkpoint) for checkpoint in checkpoints):
         return "torn checkpoint", file
     if any((folder / "run").glob(".*")):
-        return "something left behind", file
+        return "incomplete files remain", file
     mount(folder, 100_000, "remount,")
     resumed = build_trainer(LIBRARY, folder / "run")
     with quiet():
@@ -63,18 +62,18 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as root:
-        whole, disk = Path(root, "whole"), Path(root, "disk")
+        uninterrupted, disk = Path(root, "uninterrupted"), Path(root, "disk")
         with quiet():
-            trainer = build_trainer(LIBRARY, whole)
+            trainer = build_trainer(LIBRARY, uninterrupted)
             trainer.train()
         expected = weights_of(trainer)
-        files = [path for path in (whole / "checkpoint-2").rglob("*") if path.is_file()]
-        pages_of_one = sum(-(-path.stat().st_size // PAGE) for path in files)
+        files = [path for path in (uninterrupted / "checkpoint-2").rglob("*") if path.is_file()]
+        checkpoint_pages = sum(-(-path.stat().st_size // PAGE) for path in files)
         disk.mkdir()
         counts: collections.Counter[str] = collections.Counter()
         failed_at: collections.Counter[str] = collections.Counter()
-        # From no room for the first checkpoint to room for all but the last page of the third.
-        for pages in range(2, 3 * pages_of_one + 4):
+        # From no space for the first checkpoint to space for all except the last page of the third.
+        for pages in range(2, 3 * checkpoint_pages + 4):
             mount(disk, pages)
             try:
                 outcome, file = outcome_on(disk, expected)

@@ -1,4 +1,4 @@
-"""Trainings with a random fault each, in one process and then in two: the command line of `numbers` and `memory`."""
+"""The command line of `numbers` and `memory`: trainings with a random fault each, in one process and then in two."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ Outcomes = Callable[[int, int, Path], tuple[collections.Counter[str], str]]
 
 
 def run_faults(module: str, outcomes: Outcomes, faults: int, well: str) -> int:
-    """Run trainings in this process, and let two processes run some more; return the exit status.
+    """Run trainings in this process and in two processes; return the exit status.
 
     Parameters:
-        module: The module of `outcomes`, which the two processes run.
-        outcomes: Takes the number of trainings, a seed and a folder; returns how often each outcome occurred, and
-            what else is to be printed.
-        faults: The number of trainings by default.
-        well: The outcome that is right.
+        module: the module of `outcomes`.
+        outcomes: takes a number of trainings, a seed and a folder; returns counts of outcomes, and a remark.
+        faults: the default number of trainings.
+        well: the right outcome.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--faults", type=int, default=faults)

@@ -1,13 +1,13 @@
-"""A run that saves every two steps is killed (SIGKILL) at random moments, and resumed after each kill.
+"""A run that saves every two steps, killed (SIGKILL) at random times and resumed after each kill.
 
     python -m tests.faults.kills                         50 kills
     python -m tests.faults.kills --trainer transformers  transformers' own Trainer through the same
     python -m tests.faults.kills --trainer lightning     a plain Lightning program through the same
 
 After each kill a copy of the run's folder is resumed with `resume_from_checkpoint=True` and trained to its end: the
-final weights have to be those of a run that was never killed, bit for bit, and the newest checkpoint that the killed
-run had reported (by `on_save`) must still be there. Then the run itself goes on to its next kill. A run that ends
-before it is killed makes room for a new one. Runs are forked from one process, so that a moment is one of training.
+final weights must be those of an undisturbed run, bit for bit, and the newest checkpoint that `on_save` reported must
+exist. Then the run continues to the next kill; a finished run is replaced by a new run. Runs are forked, so that no
+kill hits an import.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from torch import nn
 
 from tests.faults.damage import SIDES, is_equal
 
-WIDTH, STEPS, SAVE_STEPS, KEPT = 400, 40, 2, 3
+WIDTH, STEPS, SAVE_STEPS, SAVE_TOTAL_LIMIT = 400, 40, 2, 3
 FINISHED = "final.pt"
 PLAIN = "lightning"
 
 
 class Dropping(nn.Module):
-    """Large enough that writing a checkpoint takes as long as some steps, with dropout that random states decide."""
+    """A model whose checkpoints take as long to write as several steps, with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def samples() -> list[dict[str, torch.Tensor]]:
 
 
 def train(library: str, folder: Path, report: Callable[[int], object] = lambda step: None) -> None:
-    """Train to the end, from the newest checkpoint where there is one, and leave the final weights in a file."""
+    """Train to the end, from the newest checkpoint if any, and write the final weights."""
     if library == PLAIN:
         _train_plainly(folder, report)
         return
@@ -72,15 +72,15 @@ def train(library: str, folder: Path, report: Callable[[int], object] = lambda s
         max_steps=STEPS,
         save_strategy="steps",
         save_steps=SAVE_STEPS,
-        save_total_limit=KEPT,
+        save_total_limit=SAVE_TOTAL_LIMIT,
         per_device_train_batch_size=4,
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,
         dataloader_pin_memory=False,
-        # The older ones are thinned while the run is killed.
-        **({"keep_optimizer_states": KEPT - 1} if library == "littrainer" else {}),
+        # Kills may hit the thinning of older checkpoints.
+        **({"keep_optimizer_states": SAVE_TOTAL_LIMIT - 1} if library == "littrainer" else {}),
     )
     trainer = names.Trainer(model=Dropping(), args=arguments, train_dataset=samples(), callbacks=[Report()])
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
@@ -88,7 +88,7 @@ def train(library: str, folder: Path, report: Callable[[int], object] = lambda s
 
 
 def _train_plainly(folder: Path, report: Callable[[int], object]) -> None:
-    """The same run as a plain Lightning program: `lightning.Trainer` with a ModelCheckpoint, then ckpt_path."""
+    """Train by `lightning.Trainer` with a ModelCheckpoint and ckpt_path."""
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
     from torch.utils.data import DataLoader
@@ -113,7 +113,9 @@ def _train_plainly(folder: Path, report: Callable[[int], object]) -> None:
 
     torch.manual_seed(0)
     names: dict[str, Any] = {"filename": "checkpoint-{step}", "auto_insert_metric_name": False, "dirpath": folder}
-    saving = Checkpoints(every_n_train_steps=SAVE_STEPS, monitor="step", mode="max", save_top_k=KEPT, **names)
+    saving = Checkpoints(
+        every_n_train_steps=SAVE_STEPS, monitor="step", mode="max", save_top_k=SAVE_TOTAL_LIMIT, **names
+    )
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(accelerator="cpu", max_steps=STEPS, callbacks=[saving], gradient_clip_val=1.0, **quiet)
     newest = max(steps_in(folder), default=None)
@@ -125,11 +127,11 @@ def _train_plainly(folder: Path, report: Callable[[int], object]) -> None:
 
 @dataclass
 class Child:
-    """A run in a process of its own.
+    """A run in a child process.
 
     Parameters:
-        pid: its process.
-        reports: the pipe on which it reports each step it saved, one byte each.
+        pid: the process.
+        reports: the pipe with a byte for each saved step.
     """
 
     pid: int
@@ -153,7 +155,7 @@ class Child:
             os._exit(status)
 
     def end(self) -> tuple[bool, int]:
-        """Wait for it: whether it ended well, and the last step it had saved (0: none)."""
+        """Wait, and return whether the run succeeded, and the last saved step or 0."""
         _, status = os.waitpid(self.pid, 0)
         saved = b""
         while piece := os.read(self.reports, 4096):
@@ -167,16 +169,16 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def run_to_the_end(library: str, folder: Path) -> dict[str, torch.Tensor] | None:
-    """The final weights; None where the run ended with an exception."""
+    """Return the final weights; None after an exception."""
     ended_well, _ = Child.start(library, folder).end()
     return torch.load(folder / FINISHED, weights_only=True) if ended_well else None
 
 
 def outcome_of_a_kill(
-    library: str, root: Path, expected: dict[str, torch.Tensor], saved: int, still_there: list[int]
+    library: str, root: Path, expected: dict[str, torch.Tensor], saved: int, existing: list[int]
 ) -> str:
-    """What a resume after the kill gives."""
-    if saved and saved not in still_there:
+    """Return the outcome of a resume after a kill."""
+    if saved and saved not in existing:
         return "a checkpoint lost"
     copy = root / "copy"
     shutil.copytree(root / "run", copy)
@@ -186,28 +188,28 @@ def outcome_of_a_kill(
             return "the resume failed"
         if not is_equal(final, expected):
             return "different"
-        # What is left over would be found by a later run, or by a script that uploads the folder.
+        # Surplus files could confuse a later run or an upload.
         expected_names = {FINISHED, "littrainer_run.json", *(f"checkpoint-{step}" for step in steps_in(copy))}
-        left = {path.name for path in copy.iterdir()} - expected_names
-        return f"exact, but {sorted(left)} left behind" if left else "exact"
+        surplus = {path.name for path in copy.iterdir()} - expected_names
+        return f"exact, but {sorted(surplus)} remain" if surplus else "exact"
     finally:
         shutil.rmtree(copy)
 
 
 def kill_often(library: str, root: Path, kills: int, seed: int) -> collections.Counter[str]:
-    """Kill a run `kills` times and count what the resumes give, and how many kills were amid a write."""
-    random_moment = random.Random(seed)
-    begun = time.monotonic()
-    expected = run_to_the_end(library, root / "whole")
+    """Kill a run `kills` times; count the outcomes, and the kills during a write."""
+    generator = random.Random(seed)
+    start = time.monotonic()
+    expected = run_to_the_end(library, root / "undisturbed")
     if expected is None:
-        raise RuntimeError("The run ends with an exception even when it is not killed.")
-    length = time.monotonic() - begun
+        raise RuntimeError("The undisturbed run ends with an exception.")
+    duration = time.monotonic() - start
     counts: collections.Counter[str] = collections.Counter()
     saved = killed = 0
     while killed < kills:
         child = Child.start(library, root / "run")
-        # Several kills on the way from the first step to the last.
-        time.sleep(random_moment.uniform(0, length / 2))
+        # A run is killed several times.
+        time.sleep(generator.uniform(0, duration / 2))
         os.kill(child.pid, signal.SIGKILL)
         ended_well, newest = child.end()
         saved = max(saved, newest)
@@ -223,7 +225,7 @@ def kill_often(library: str, root: Path, kills: int, seed: int) -> collections.C
         outcome = outcome_of_a_kill(library, root, expected, saved, steps_in(root / "run"))
         counts[outcome] += 1
         if not outcome.startswith("exact"):
-            # It cannot go on from there.
+            # Start over.
             shutil.rmtree(root / "run")
             saved = 0
     return counts

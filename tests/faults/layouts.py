@@ -1,9 +1,8 @@
-"""Trainings that are cut and resumed with other layouts: `python -m tests.faults.layouts` tries 100 sequences of them.
+"""Trainings that are stopped and resumed with other layouts: `python -m tests.faults.layouts` tries 100 sequences.
 
-Each part of a training has another batch size, accumulation, number of workers or of processes (1, 2, 4) than the one
-before, and notes the rows whose optimizer step it took. In each epoch every row has to come once, but for those that
-fill up the last round of several processes, as in a training that was not cut. The training ends at its `max_steps`
-and its `num_train_epochs`, with the schedule at its end. Processes are forked from one that has imported everything.
+Each segment of a training has another batch size, accumulation, number of workers or of processes (1, 2, 4). In each
+epoch every row must be trained once, except rows that fill the last global batch. The training must end at `max_steps`
+and `num_train_epochs`, with the schedule at its end. Processes are forked from a process that has imported everything.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ FEATURES = 3
 
 @dataclass
 class Layout:
-    """How a part of a training forms its batches, and after how many optimizer steps it is cut (0: never).
+    """The batches of a segment, and the optimizer steps until its stop (0: never).
 
-    If `dispatches`, the first process reads for all; else each of several reads its own part.
+    With `dispatches` rank 0 reads for all processes, else each process reads a shard.
     """
 
     batch: int
@@ -49,12 +48,12 @@ class Layout:
 
 @dataclass
 class Sequence:
-    """A training in several parts; `strategy` is a `train_sampling_strategy`, or a stream."""
+    """A training in several segments; `strategy` is a `train_sampling_strategy` or "stream"."""
 
     rows: int
     epochs: int
     strategy: str
-    parts: list[Layout]
+    segments: list[Layout]
 
 
 class Model(nn.Module):
@@ -68,7 +67,7 @@ class Model(nn.Module):
 
 
 class NotingTrainer(Trainer):
-    """Notes the epoch and the index of each row that it trains."""
+    """A Trainer that records epoch and index of each trained row."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,39 +80,46 @@ class NotingTrainer(Trainer):
 
 
 class CutAfter(TrainerCallback):
-    """Saves and stops after some optimizer steps of a call."""
+    """A callback that saves and stops after a number of optimizer steps."""
 
     def __init__(self, steps: int) -> None:
-        self.left = steps
+        self.remaining = steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             control.should_save = control.should_training_stop = True
 
 
 def samples(number: int) -> list[dict[str, Any]]:
-    drawn = random.Random(1)
-    rows = [{"x": torch.tensor([drawn.random() for _ in range(FEATURES)]), "index": index} for index in range(number)]
-    # Lengths by which they are sorted.
-    return [{**row, "labels": float(index), "input_ids": [0] * drawn.randint(1, 9)} for index, row in enumerate(rows)]
+    generator = random.Random(1)
+    rows = [
+        {"x": torch.tensor([generator.random() for _ in range(FEATURES)]), "index": index} for index in range(number)
+    ]
+    # With lengths for group_by_length.
+    return [
+        {**row, "labels": float(index), "input_ids": [0] * generator.randint(1, 9)} for index, row in enumerate(rows)
+    ]
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     columns = {"labels": [row["labels"] for row in rows], "index": [row["index"] for row in rows]}
-    return {"x": torch.stack([row["x"] for row in rows]), **{name: torch.tensor(one) for name, one in columns.items()}}
+    return {
+        "x": torch.stack([row["x"] for row in rows]),
+        **{name: torch.tensor(column) for name, column in columns.items()},
+    }
 
 
-def train_part(folder: Path, sequence: Sequence, part: Layout) -> dict[str, Any]:
-    """Train up to the cut or the end, from the newest checkpoint, and return what was seen."""
+def train_segment(folder: Path, sequence: Sequence, segment: Layout) -> dict[str, Any]:
+    """Train from the newest checkpoint to the stop or the end, and return rows and state."""
     is_stream = sequence.strategy == "stream"
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=sequence.epochs,
-        per_device_train_batch_size=part.batch,
-        gradient_accumulation_steps=part.accumulation,
-        dataloader_num_workers=part.workers,
-        accelerator_config={"dispatch_batches": part.dispatches},
+        per_device_train_batch_size=segment.batch,
+        gradient_accumulation_steps=segment.accumulation,
+        dataloader_num_workers=segment.workers,
+        accelerator_config={"dispatch_batches": segment.dispatches},
         train_sampling_strategy="random" if is_stream else sequence.strategy,
         learning_rate=1e-3,
         save_strategy="no",
@@ -130,7 +136,7 @@ def train_part(folder: Path, sequence: Sequence, part: Layout) -> dict[str, Any]
         args=arguments,
         train_dataset=SizedStream(rows) if is_stream else Rows(rows),
         data_collator=collate,
-        callbacks=[CutAfter(part.steps)],
+        callbacks=[CutAfter(segment.steps)],
     )
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
     state = trainer.state
@@ -143,35 +149,36 @@ def train_part(folder: Path, sequence: Sequence, part: Layout) -> dict[str, Any]
     }
 
 
-def carried_out(root: Path, sequence: Sequence, part: Layout) -> list[dict[str, Any]]:
-    """What each process of a part has seen.
-
-    Raises:
-        RuntimeError: one of them has failed.
-    """
+def run_segment(root: Path, sequence: Sequence, segment: Layout) -> list[dict[str, Any]]:
+    """Return the results of `train_segment` in each process; raise a RuntimeError if a process failed."""
     port, children = find_free_port(), []
-    for rank in range(part.processes):
+    for rank in range(segment.processes):
         child = os.fork()
         if not child:
-            _run_as(rank, port, root, sequence, part)
+            _run_as(rank, port, root, sequence, segment)
         children.append(child)
     failed = [rank for rank, child in enumerate(children) if os.waitpid(child, 0)[1]]
     if failed:
         raise RuntimeError("\n".join((root / f"{rank}.log").read_text()[-3000:] for rank in failed))
-    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(part.processes)]
+    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(segment.processes)]
 
 
-def _run_as(rank: int, port: int, root: Path, sequence: Sequence, part: Layout) -> None:
+def _run_as(rank: int, port: int, root: Path, sequence: Sequence, segment: Layout) -> None:
     status = 1
     try:
         with (root / f"{rank}.log").open("w") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        if part.processes > 1:
-            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": part.processes, "LOCAL_WORLD_SIZE": part.processes}
+        if segment.processes > 1:
+            names = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": segment.processes,
+                "LOCAL_WORLD_SIZE": segment.processes,
+            }
             os.environ.update({name: str(value) for name, value in names.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        (root / f"{rank}.json").write_text(json.dumps(train_part(root / "run", sequence, part)))
+        (root / f"{rank}.json").write_text(json.dumps(train_segment(root / "run", sequence, segment)))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -180,43 +187,45 @@ def _run_as(rank: int, port: int, root: Path, sequence: Sequence, part: Layout) 
         os._exit(status)
 
 
-def drawn_sequence(drawn: random.Random) -> Sequence:
+def draw_sequence(generator: random.Random) -> Sequence:
     def layout(steps: int) -> Layout:
-        processes, workers = drawn.choice((1, 1, 2, 4)), drawn.choice((0, 0, 0, 1))
-        return Layout(drawn.randint(1, 6), drawn.randint(1, 3), processes, workers, drawn.random() < 0.4, steps)
+        processes, workers = generator.choice((1, 1, 2, 4)), generator.choice((0, 0, 0, 1))
+        return Layout(
+            generator.randint(1, 6), generator.randint(1, 3), processes, workers, generator.random() < 0.4, steps
+        )
 
-    strategy = drawn.choice(("random", "random", "sequential", "group_by_length", "stream"))
-    parts = [layout(drawn.randint(1, 4)) for _ in range(drawn.randint(1, 4))]
-    return Sequence(drawn.randint(9, 60), drawn.randint(1, 2), strategy, [*parts, layout(0)])
+    strategy = generator.choice(("random", "random", "sequential", "group_by_length", "stream"))
+    segments = [layout(generator.randint(1, 4)) for _ in range(generator.randint(1, 4))]
+    return Sequence(generator.randint(9, 60), generator.randint(1, 2), strategy, [*segments, layout(0)])
 
 
 def mistakes_in(sequence: Sequence, root: Path) -> list[str]:
-    """Train in all parts; what is not as it should be at the end."""
-    seen: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    """Train all segments and return mistakes."""
+    counts: dict[int, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     filled: collections.Counter[int] = collections.Counter()
-    for part in sequence.parts:
-        found = carried_out(root, sequence, part)
-        before = {epoch: rows.total() for epoch, rows in seen.items()}
-        for epoch, index in (tuple(row) for process in found for row in process["rows"]):
-            seen[epoch][index] += 1
-        for epoch in seen:
+    for segment in sequence.segments:
+        results = run_segment(root, sequence, segment)
+        before = {epoch: rows.total() for epoch, rows in counts.items()}
+        for epoch, index in (tuple(row) for result in results for row in result["rows"]):
+            counts[epoch][index] += 1
+        for epoch in counts:
             trained_before = before.get(epoch, 0)
-            if part.processes > 1 and seen[epoch].total() > max(sequence.rows, trained_before):
-                # The batches that one reads for all are cut into as many rows for each.
-                round_of_all = part.processes * (1 if part.dispatches else part.batch)
-                filled[epoch] = (trained_before - sequence.rows) % round_of_all
-        if found[0]["step"] == found[0]["max_steps"]:
+            if segment.processes > 1 and counts[epoch].total() > max(sequence.rows, trained_before):
+                # Dispatched batches are split evenly between the processes.
+                multiple = segment.processes * (1 if segment.dispatches else segment.batch)
+                filled[epoch] = (trained_before - sequence.rows) % multiple
+        if results[0]["step"] == results[0]["max_steps"]:
             break
     mistakes = []
     for epoch in range(sequence.epochs):
-        lost = sequence.rows - len(seen[epoch])
-        doubled = seen[epoch].total() - len(seen[epoch]) - filled[epoch]
+        lost = sequence.rows - len(counts[epoch])
+        doubled = counts[epoch].total() - len(counts[epoch]) - filled[epoch]
         if lost or doubled:
             mistakes.append(f"epoch {epoch}: {lost} rows lost, {doubled} doubled")
-    last = found[0]
+    last = results[0]
     if last["step"] != last["max_steps"] or last["epoch"] != sequence.epochs or abs(last["rate"]) > 1e-12:
         ends = ", ".join(f"{name} {last[name]}" for name in ("step", "max_steps", "epoch", "rate"))
-        mistakes.append(f"it ends at {ends}")
+        mistakes.append(f"ends at {ends}")
     return mistakes
 
 
@@ -228,17 +237,17 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     importlib.import_module("littrainer.lightning_adapter.run_lightning").import_lightning()
-    drawn = random.Random(options.seed)
-    parts = wrong = 0
+    generator = random.Random(options.seed)
+    segments = wrong = 0
     for number in range(options.sequences):
-        sequence = drawn_sequence(drawn)
-        parts += len(sequence.parts)
+        sequence = draw_sequence(generator)
+        segments += len(sequence.segments)
         with tempfile.TemporaryDirectory() as root:
             mistakes = mistakes_in(sequence, Path(root))
         wrong += bool(mistakes)
         if mistakes:
             print(f"sequence {number}: {'; '.join(mistakes)}; {asdict(sequence)}", flush=True)
-    print(f"{options.sequences} sequences of {parts} parts: {wrong} with rows lost or doubled")
+    print(f"{options.sequences} sequences of {segments} segments: {wrong} with rows lost or doubled")
     sys.exit(wrong > 0)
 
 

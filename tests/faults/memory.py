@@ -1,11 +1,11 @@
-"""Lets memory run out in trainings, and finds out whether any step is lost.
+"""Trainings in which memory runs out, checked for lost steps and other numbers.
 
     python -m tests.faults.memory [--faults 30] [--in-two-processes 20] [--seed 1]
 
-Each training is one whose loss is a mean over rows or labels, a sum divided by those of the window, or a script's own;
-with 1 or 4 micro-batches in an optimizer step, without dropout. Memory runs out in the forward or backward pass of a
-random micro-batch, up to twice before it is small enough, in one of the processes. With `auto_micro_batch` all
-steps have to be taken, with the losses and weights of a training in which memory does not run out.
+The loss is a mean over rows or labels, a sum divided by those of the window, or a script's; optimizer steps have 1 or 4
+micro-batches, and there is no dropout. Memory runs out in the forward or backward pass of a random micro-batch, once or
+twice, in one of the processes. With `auto_micro_batch` all steps must be taken, with the losses and weights of a
+training with enough memory.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ STEPS, BATCH_SIZE = 5, 5
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
-class OwnLoss(Trainer):
+class CustomLoss(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         outputs = model(x=inputs["x"])
         loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], reduction="sum")
-        # The processes' gradients are averaged.
+        # DDP averages gradients.
         loss = loss / num_items_in_batch * self.args.world_size
         return (loss, outputs) if return_outputs else loss
 
@@ -57,13 +57,13 @@ def tagger() -> nn.Module:
     return tiny_bert_tagger(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-# What the loss is -> the model, its rows, the Trainer and further arguments.
-HEADS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], type[Trainer], dict[str, Any]]] = {
+# Kind of loss -> model, rows, Trainer and arguments.
+LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], type[Trainer], dict[str, Any]]] = {
     "mean": (VectorClassifier, vector_rows, Trainer, {}),
     "divided": (CountingClassifier, vector_rows, Trainer, {}),
     "tags": (tagger, tag_rows, Trainer, {}),
     "exact tags": (tagger, tag_rows, Trainer, {"loss_normalization": "exact"}),
-    "own loss": (KeywordClassifier, vector_rows, OwnLoss, {}),
+    "own loss": (KeywordClassifier, vector_rows, CustomLoss, {}),
     "next tokens": (
         lambda: tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
         language_rows,
@@ -72,19 +72,19 @@ HEADS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], type[Train
     ),
     "smoothed tags": (tagger, tag_rows, Trainer, {"label_smoothing_factor": 0.1}),
 }
-PLACES = ("forward", "backward")
+PASSES = ("forward", "backward")
 
 
 class Fault(NamedTuple):
     """A training in which memory runs out.
 
     Parameters:
-        head: a key of `HEADS`.
+        head: a key of `LOSSES`.
         place: forward or backward pass.
         step: the optimizer step, counted from 1.
-        position: the micro-batch of its window, and `rank` the process, in which it runs out.
-        times: how often, one after the other.
-        by_lightning: whether Lightning's own loop runs, and not the fast one.
+        position: the micro-batch in the optimizer step.
+        times: consecutive failures.
+        by_lightning: use Lightning's loop instead of the fast loop.
     """
 
     head: str
@@ -97,11 +97,11 @@ class Fault(NamedTuple):
     by_lightning: bool = False
 
     @classmethod
-    def drawn(cls, source: random.Random, number: int) -> Fault:
+    def draw(cls, source: random.Random, number: int) -> Fault:
         accumulation = (1, 4)[number // 2 % 2]
         return cls(
-            list(HEADS)[number % len(HEADS)],
-            PLACES[number % 2],
+            list(LOSSES)[number % len(LOSSES)],
+            PASSES[number % 2],
             source.randint(1, STEPS),
             accumulation,
             source.randrange(accumulation),
@@ -112,7 +112,7 @@ class Fault(NamedTuple):
 
 
 class RunsOut:
-    """Hooks of a model that let memory run out as a fault says."""
+    """Hooks of a model in which memory runs out."""
 
     def __init__(self, model: Any, fault: Fault) -> None:
         self.fault, self.micro_batches, self.is_due = fault, 0, False
@@ -137,28 +137,28 @@ class RunsOut:
         raise torch.cuda.OutOfMemoryError(OUT_OF_MEMORY)
 
 
-class OwnProfiler(PassThroughProfiler):
-    """With another profiler than its own, Lightning's loop is the one that runs."""
+class OtherProfiler(PassThroughProfiler):
+    """A profiler that selects Lightning's loop."""
 
 
 def trained(folder: Path, fault: Fault, is_faulty: bool) -> Any:
-    """A training in which memory runs out, or the same without that."""
-    make, rows, kind, arguments = HEADS[fault.head]
+    """Train with or without the fault."""
+    make, rows, kind, arguments = LOSSES[fault.head]
     torch.manual_seed(0)
     model: Any = make()
     if is_faulty:
         RunsOut(model, fault)
     samples = rows(BATCH_SIZE * fault.accumulation * PROCESSES * STEPS - 1)
-    given: dict[str, Any] = {"train_dataset": Rows(samples)}
+    options: dict[str, Any] = {"train_dataset": Rows(samples)}
     if "input_ids" in samples[0]:
-        given["data_collator"] = pad_tokens
+        options["data_collator"] = pad_tokens
     if fault.by_lightning:
-        given["lightning"] = {"profiler": OwnProfiler()}
+        options["lightning"] = {"profiler": OtherProfiler()}
     trainer = quiet_trainer(
         folder,
         model,
         kind=kind,
-        given=given,
+        given=options,
         max_steps=STEPS,
         per_device_train_batch_size=BATCH_SIZE,
         gradient_accumulation_steps=fault.accumulation,
@@ -174,31 +174,31 @@ def trained(folder: Path, fault: Fault, is_faulty: bool) -> Any:
     return trainer
 
 
-def seen_of(trainer: Any) -> dict[str, torch.Tensor]:
-    """The losses and the weights of a training."""
+def seen_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return losses and weights of a training."""
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     weights = [parameter.detach().flatten() for parameter in trainer.model.parameters()]
     return {"losses": torch.tensor(losses), "weights": torch.cat(weights)}
 
 
 def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[str], str]:
-    """How many failures of so many cost how many steps, and by how much weights differ at most."""
-    source, found, largest = random.Random(seed), collections.Counter[str](), 0.0
-    for one in range(number):
-        fault = Fault.drawn(source, one)
+    """Return counts of lost steps, and the largest difference of weights."""
+    source, counts, largest = random.Random(seed), collections.Counter[str](), 0.0
+    for index in range(number):
+        fault = Fault.draw(source, index)
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             trainer, other = (trained(folder, fault, is_faulty) for is_faulty in (True, False))
-        left, steps = sum(all_gather_object(trainer.model.times_left)) - (PROCESSES - 1) * fault.times, STEPS
+        pending = sum(all_gather_object(trainer.model.times_left)) - (PROCESSES - 1) * fault.times
         now, expected = seen_of(trainer), seen_of(other)
         differences = {name: float((now[name] - value).abs().max()) for name, value in expected.items()}
         largest = max(largest, *all_gather_object(differences["weights"]))
-        lost = steps - trainer.state.global_step
-        is_well = not left and max(all_gather_object(max(differences.values()))) <= 1e-6
-        found[f"{lost} steps lost{'' if is_well else ', other numbers'}"] += 1
+        lost = STEPS - trainer.state.global_step
+        is_well = not pending and max(all_gather_object(max(differences.values()))) <= 1e-6
+        counts[f"{lost} steps lost{'' if is_well else ', other numbers'}"] += 1
         if RANK == 0 and (lost or not is_well):
-            print(fault, f"{lost} steps lost, {left} failures left, differences {differences}", flush=True)
-    return found, f", weights differ by at most {largest:.1e}"
+            print(fault, f"{lost} steps lost, {pending} failures pending, differences {differences}", flush=True)
+    return counts, f", weights differ by at most {largest:.1e}"
 
 
 if __name__ == "__main__":

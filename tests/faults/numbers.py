@@ -1,11 +1,10 @@
-"""Trainings in which a number goes wrong at a random step: in the data, weights, gradients or loss, or as a spike.
+"""Trainings with a non-finite number or spike at a random step: in the data, weights, gradients or loss.
 
     python -m tests.faults.numbers                60 faults in one process and 20 in two
 
-Each training logs every third step, saves every second one and keeps two checkpoints. What went wrong has to be told at
-the next log at the latest, with its step and with what was wrong first; a checkpoint with finite weights has to be
-there; `skip` has to end with finite weights and buffers, and `rollback` with the very weights of a training whose data
-lacks the rows of that optimizer step.
+Each training logs every third step, saves every second step and has two checkpoints. The fault must be reported at the
+next log or earlier, with its step and first non-finite value; a checkpoint with finite weights must exist; `skip` must
+end with finite weights and buffers, and `rollback` with the weights of a training without the rows of that step.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, Trainer, quiet_trainer
 
 STEPS, LOGGING_STEPS, SAVE_STEPS, BATCH_SIZE = 30, 3, 2, 2
-# What is named as wrong first; at a log it is too late to tell weights from the loss.
+# Kind -> text of the report.
 KINDS = {
     "data": "the data, row",
     "weights": "the weights",
@@ -38,20 +37,20 @@ KINDS = {
     "overflow": "Not finite first: the loss",
     "spike": "the gradient norm is",
 }
-WAYS = ("warn", "skip", "rollback", "stop")
+POLICIES = ("warn", "skip", "rollback", "stop")
 
 
 class Fault(NamedTuple):
-    """A training in which something goes wrong once.
+    """A fault in a training.
 
     Parameters:
         kind: a key of `KINDS`.
         step: the optimizer step, counted from 1.
-        position: the micro-batch of its window, and the process, in which it does.
+        position: the micro-batch in the optimizer step.
     """
 
     kind: str
-    way: str
+    policy: str
     step: int
     accumulation: int
     position: int
@@ -59,26 +58,23 @@ class Fault(NamedTuple):
     is_stepwise: bool
 
     @classmethod
-    def drawn(cls, source: random.Random, number: int) -> Fault:
-        kind, way = list(KINDS)[number % len(KINDS)], WAYS[number // len(KINDS) % len(WAYS)]
-        # A spike is one that is compared with at least 20 norms.
+    def draw(cls, source: random.Random, number: int) -> Fault:
+        kind, policy = list(KINDS)[number % len(KINDS)], POLICIES[number // len(KINDS) % len(POLICIES)]
+        # A spike is compared with at least 20 norms.
         step = source.randint(21 if kind == "spike" else 3, STEPS - 1)
         accumulation = source.choice((1, 2, 3))
         at = source.randrange(accumulation), source.randrange(PROCESSES)
-        return cls(kind, way, step, accumulation, *at, source.random() < 0.25)
+        return cls(kind, policy, step, accumulation, *at, source.random() < 0.25)
 
     @property
     def rows_of_step(self) -> range:
-        """The rows of the faulty step, in all processes."""
+        """Return the rows of the faulty step, in all processes."""
         size = BATCH_SIZE * self.accumulation * PROCESSES
         return range((self.step - 1) * size, self.step * size)
 
 
 class Faulty(VectorClassifier):
-    """Does what a fault says, once, in the forward pass of its micro-batch; has dropout, which random states decide.
-
-    Its batch norm has buffers, which a forward pass changes.
-    """
+    """A model with a fault in the forward pass of a micro-batch, with dropout and the buffers of a batch norm."""
 
     def __init__(self, fault: Fault | None) -> None:
         super().__init__()
@@ -108,8 +104,8 @@ class Faulty(VectorClassifier):
         return outputs
 
 
-class Told(logging.Handler):
-    """Notes warnings, each with the optimizer steps done."""
+class WarningRecorder(logging.Handler):
+    """A recorder of warnings with the optimizer step."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -120,8 +116,8 @@ class Told(logging.Handler):
         self.texts.append((self.trainer.state.global_step, record.getMessage()))
 
 
-def trained(folder: Path, fault: Fault, way: str, faulty: bool, told: Told) -> Any:
-    """A training with the fault, or one whose data lacks the rows of its step."""
+def trained(folder: Path, fault: Fault, policy: str, faulty: bool, recorder: WarningRecorder) -> Any:
+    """Train with the fault, or without the rows of its step."""
     rows = vector_rows(BATCH_SIZE * fault.accumulation * PROCESSES * (STEPS + 2))
     if faulty and fault.kind == "data":
         number = fault.rows_of_step[fault.position * BATCH_SIZE * PROCESSES + fault.rank * BATCH_SIZE]
@@ -144,67 +140,69 @@ def trained(folder: Path, fault: Fault, way: str, faulty: bool, told: Told) -> A
         save_strategy="steps",
         save_steps=SAVE_STEPS,
         save_total_limit=2,
-        on_nonfinite=way,
+        on_nonfinite=policy,
         spike_factor=50 if fault.kind == "spike" else None,
         ddp_backend="gloo" if PROCESSES > 1 else None,
     )
-    told.trainer = trainer
+    recorder.trainer = trainer
     trainer.train()
     return trainer
 
 
 def outcome_of(fault: Fault, folder: Path) -> str:
-    """`well`, or what is not as it has to be; trainings write below the folder."""
-    told = Told()
+    """Return "well", or the failures."""
+    recorder = WarningRecorder()
     loggers = logging.getLogger("littrainer")
-    loggers.addHandler(told)
+    loggers.addHandler(recorder)
     error: UnhealthyTrainingError | None = None
     try:
-        trained(folder / "faulty", fault, fault.way, True, told)
+        trained(folder / "faulty", fault, fault.policy, True, recorder)
     except UnhealthyTrainingError as raised:
         error = raised
-        told.texts.append((told.trainer.state.global_step, str(raised)))
+        recorder.texts.append((recorder.trainer.state.global_step, str(raised)))
     finally:
-        loggers.removeHandler(told)
-    trainer = told.trainer
-    wrong = []
-    texts = [one for each in all_gather_object(told.texts) for one in each]
-    about = [(step, text) for step, text in texts if f"Optimizer step {fault.step}:" in text]
-    if not about:
-        wrong.append(f"not told, but {texts}")
-    elif about[0][0] > math.ceil(fault.step / LOGGING_STEPS) * LOGGING_STEPS:
-        wrong.append(f"told late, at {about[0][0]}")
-    elif KINDS[fault.kind] not in about[0][1] and not (fault.kind == "weights" and "or the weights" in about[0][1]):
-        wrong.append(f"told as {about[0][1]}")
-    healthy = get_last_checkpoint(folder / "faulty")
-    if healthy is None:
-        wrong.append("no healthy checkpoint")
-    elif not all(part.isfinite().all() for part in load_file(Path(healthy, "model.safetensors")).values()):
-        wrong.append(f"{healthy} is not healthy")
-    is_finite = all(part.isfinite().all() for part in trainer.model.state_dict().values())
-    if fault.way == "rollback" or (fault.way == "skip" and fault.kind != "weights"):
+        loggers.removeHandler(recorder)
+    trainer = recorder.trainer
+    failures = []
+    texts = [entry for entries in all_gather_object(recorder.texts) for entry in entries]
+    reports = [(step, text) for step, text in texts if f"Optimizer step {fault.step}:" in text]
+    # A log cannot distinguish weights from the loss.
+    causes = (KINDS[fault.kind], *(["or the weights"] if fault.kind == "weights" else []))
+    if not reports:
+        failures.append(f"not reported, but {texts}")
+    elif reports[0][0] > math.ceil(fault.step / LOGGING_STEPS) * LOGGING_STEPS:
+        failures.append(f"reported late, at {reports[0][0]}")
+    elif not any(cause in reports[0][1] for cause in causes):
+        failures.append(f"reported as {reports[0][1]}")
+    finite = get_last_checkpoint(folder / "faulty")
+    if finite is None:
+        failures.append("no finite checkpoint")
+    elif not all(weight.isfinite().all() for weight in load_file(Path(finite, "model.safetensors")).values()):
+        failures.append(f"{finite} is not finite")
+    is_finite = all(weight.isfinite().all() for weight in trainer.model.state_dict().values())
+    if fault.policy == "rollback" or (fault.policy == "skip" and fault.kind != "weights"):
         if not is_finite or trainer.state.global_step != STEPS:
-            wrong.append(f"ended at step {trainer.state.global_step}, finite: {is_finite}")
-    elif (error is not None) != (fault.way in ("stop", "skip")) or (error is not None and error.step != fault.step):
-        wrong.append(f"ended with {error!r}")
-    if fault.way == "rollback":
-        expected = trained(folder / "without", fault, "warn", False, told).model.state_dict()
-        if any(not torch.equal(part, expected[name]) for name, part in trainer.model.state_dict().items()):
-            wrong.append("other weights")
-    return "; ".join(text for each in all_gather_object(wrong) for text in each) or "well"
+            failures.append(f"ended at step {trainer.state.global_step}, finite: {is_finite}")
+    elif (error is not None) != (fault.policy in ("stop", "skip")) or (error is not None and error.step != fault.step):
+        failures.append(f"ended with {error!r}")
+    if fault.policy == "rollback":
+        expected = trained(folder / "without", fault, "warn", False, recorder).model.state_dict()
+        if any(not torch.equal(weight, expected[name]) for name, weight in trainer.model.state_dict().items()):
+            failures.append("other weights")
+    return "; ".join(text for each in all_gather_object(failures) for text in each) or "well"
 
 
 def outcomes(number: int, seed: int, folder: Path) -> tuple[collections.Counter[str], str]:
-    """What becomes of so many faults; those that do not go well are printed."""
-    source, found = random.Random(seed), collections.Counter[str]()
-    # In an order in which a few are of several kinds and ways.
-    for one in range(PROCESSES - 1, number + PROCESSES - 1):
-        fault = Fault.drawn(source, one * 7)
-        outcome = outcome_of(fault, folder / str(one))
-        found[outcome] += 1
+    """Return counts of outcomes, and print failures."""
+    source, counts = random.Random(seed), collections.Counter[str]()
+    # Multiples of 7 mix kinds and policies.
+    for index in range(PROCESSES - 1, number + PROCESSES - 1):
+        fault = Fault.draw(source, index * 7)
+        outcome = outcome_of(fault, folder / str(index))
+        counts[outcome] += 1
         if outcome != "well" and RANK == 0:
             print(fault, outcome, flush=True)
-    return found, ""
+    return counts, ""
 
 
 if __name__ == "__main__":

@@ -1,22 +1,20 @@
-"""A run whose output_dir is an address, on a file system in memory that lies, moved from machine to machine.
+"""A run whose output_dir is a URL, on an unreliable file system in memory, moved from machine to machine.
 
     python -m tests.faults.remote_folder                  200 schedules
     python -m tests.faults.remote_folder --schedules 600 --seed 1
 
-Each schedule has one kind of fault, at random calls of the file system. A training of six steps saves at steps 2, 4 and
-6; up to three machines train it, each until it is stopped, has finished, or ends with an error, which has to name the
-address. A machine begins with an empty disk or with that of the one before, on which the clock has gone back. Then a
-machine without faults trains to the end: the weights have to be those of a run that was never stopped, bit for bit.
-After each machine every checkpoint that has a manifest at the address has to be whole, and the next machine has to find
-the newest of them or a newer one.
+Each schedule has a kind of fault at random calls of the file system. A training of six steps saves at steps 2, 4 and 6;
+up to three machines train it until they are stopped, finish, or end with an error, which must name the URL. A machine
+has an empty disk, or the previous disk with a clock that was set back. Then a machine without faults trains to the end:
+the weights must be those of an uninterrupted run, bit for bit. After each machine every checkpoint with a manifest at
+the URL must be complete, and the next machine must find the newest of them or a newer checkpoint.
 
-Lost threads are uploads that end by an exception that is no Exception. Without the right to delete, what is complete
-stays complete. Hostile keys are names that lead out of a folder, in a checkpoint and in a manifest, and a marker that
-holds anything: nothing is written where they lead.
+Lost threads are uploads that end with an exception that is no Exception. Without the right to delete, complete
+checkpoints stay complete. Hostile keys are paths out of a folder, in a checkpoint and in a manifest, and an invalid
+marker: nothing is written to these paths.
 
-A part of the schedules begins with what is at the address already: the checkpoint-1 of an older run, whose checkpoints
-are not limited here, and a checkpoint-9 without a manifest, which somebody copied there. Both have to be there in the
-end. In a part a second run begins to upload to the address in the middle of the first machine's training.
+Some schedules begin with checkpoint-1 of an older run, with no limit on checkpoints, and with a copied checkpoint-9
+without manifest; both must remain. In some a second run begins to upload to the URL during the first training.
 """
 
 from __future__ import annotations
@@ -59,35 +57,35 @@ MACHINES = 3
 HOSTILE, ESCAPED = "checkpoint-7", "escaped"
 
 
-class LyingFileSystem(MemoryFileSystem):
-    """Objects in memory, of which a plan makes some calls go wrong.
+class UnreliableFileSystem(MemoryFileSystem):
+    """A file system in memory with faults in random calls.
 
     Attributes:
-        kind: of the faults; None if there are none.
-        chance: of a fault at one call.
-        calls_left: until the machine is cut off.
-        faults: how many there were.
+        kind: the kind of the faults, or None.
+        chance: the probability of a fault in a call.
+        remaining_calls: calls until the machine is disconnected.
+        faults: the number of faults.
     """
 
-    protocol = "lying"
+    protocol = "unreliable"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     listings: ClassVar[dict[str, list[list[str]]]] = {}
     kind: ClassVar[str | None] = None
     chance: ClassVar[float] = 0.0
-    calls_left: ClassVar[int] = 0
+    remaining_calls: ClassVar[int] = 0
     faults: ClassVar[int] = 0
     moments: ClassVar[random.Random] = random.Random(0)
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        return super()._strip_protocol(str(path).removeprefix("lying://"))
+        return super()._strip_protocol(str(path).removeprefix("unreliable://"))
 
-    def goes_wrong(self, *kinds: str) -> bool:
-        """Return whether this call has a fault of one of these kinds; errors and cut lines are raised."""
-        cls = LyingFileSystem
-        cls.calls_left -= 1
-        if cls.kind == "cut off" and cls.calls_left < 0:
+    def has_fault(self, *kinds: str) -> bool:
+        """Return whether this call has a fault of these kinds; raise errors and disconnections."""
+        cls = UnreliableFileSystem
+        cls.remaining_calls -= 1
+        if cls.kind == "cut off" and cls.remaining_calls < 0:
             cls.faults += 1
             raise ConnectionError("the line is cut")
         if cls.kind is None or cls.moments.random() >= cls.chance:
@@ -101,7 +99,7 @@ class LyingFileSystem(MemoryFileSystem):
         return cls.kind in kinds
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> Any:
-        is_short = self.goes_wrong("short reads")
+        is_short = self.has_fault("short reads")
         content = super().cat_file(path, start, end, **kwargs)
         return content[: self.moments.randrange(1 + len(content))] if is_short else content
 
@@ -113,22 +111,22 @@ class LyingFileSystem(MemoryFileSystem):
         self.pipe_file(rpath, Path(lpath).read_bytes())
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        is_torn = self.goes_wrong(*KINDS[1:3])
-        if self.kind == "lost threads" and self.goes_wrong("lost threads"):
+        is_torn = self.has_fault(*KINDS[1:3])
+        if self.kind == "lost threads" and self.has_fault("lost threads"):
             raise asyncio.CancelledError
         super().pipe_file(path, value[: len(value) // 2] if is_torn else value, mode, **kwargs)
         if is_torn and self.kind == KINDS[1]:
             raise ConnectionError("the connection was reset")
 
     def info(self, path: str, **kwargs: Any) -> Any:
-        if self.goes_wrong("late listings"):
+        if self.has_fault("late listings"):
             raise FileNotFoundError(path)
         return super().info(path, **kwargs)
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
-        """List as at some moment before, if that is the fault."""
+        """List names, with a fault as at an earlier time."""
         earlier = self.listings.setdefault(path, [])
-        if not self.goes_wrong("late listings"):
+        if not self.has_fault("late listings"):
             with contextlib.suppress(FileNotFoundError):
                 earlier.append(super().ls(path, detail=False))
             return super().ls(path, detail=detail, **kwargs)
@@ -137,23 +135,23 @@ class LyingFileSystem(MemoryFileSystem):
         return self.moments.choice(earlier)
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Delete what a listing shows: with a late one only a part."""
-        if self.kind == "refused deletes" and self.goes_wrong("refused deletes"):
+        """Delete listed objects; with a late listing only some of them."""
+        if self.kind == "refused deletes" and self.has_fault("refused deletes"):
             raise PermissionError("DeleteObject is not allowed")
-        whole = self._strip_protocol(path)
-        found = sorted(name for name in self.store if name == whole or name.startswith(f"{whole}/"))
-        is_late = len(found) > 1 and self.goes_wrong("late listings")
-        for name in found[::2] if is_late else found:
+        root = self._strip_protocol(path)
+        names = sorted(name for name in self.store if name == root or name.startswith(f"{root}/"))
+        is_late = len(names) > 1 and self.has_fault("late listings")
+        for name in names[::2] if is_late else names:
             self._rm(name)
 
 
-fsspec.register_implementation("lying", LyingFileSystem, clobber=True)
+fsspec.register_implementation("unreliable", UnreliableFileSystem, clobber=True)
 
 
-def checked_checkpoints() -> tuple[int, list[str]]:
-    """Return the newest step that is complete at the address, and the objects that are not as their manifests say."""
-    store = {name: file.getvalue() for name, file in LyingFileSystem.store.items()}
-    newest, found = 0, []
+def check_checkpoints() -> tuple[int, list[str]]:
+    """Return the newest complete step at the URL, and the objects that differ from their manifests."""
+    store = {name: file.getvalue() for name, file in UnreliableFileSystem.store.items()}
+    newest, torn = 0, []
     for path in [name for name in store if name.endswith(f"/{MANIFEST_NAME}")]:
         if HOSTILE in path:
             continue
@@ -161,19 +159,19 @@ def checked_checkpoints() -> tuple[int, list[str]]:
         try:
             files = parse_manifest(store[path]).files
         except ValueError:
-            # Seen as torn by whoever reads it.
+            # Readers notice the torn manifest.
             continue
         newest = max(newest, checkpoint_step(folder) or 0)
         for name, record in files.items():
             content = store.get(f"{folder}{name}", b"")
             if (len(content), zlib.crc32(content)) != (record.size, record.crc32):
-                found.append(f"{folder}{name}")
-    return newest, found
+                torn.append(f"{folder}{name}")
+    return newest, torn
 
 
 @contextlib.contextmanager
 def machine(disk: Path) -> Iterator[None]:
-    """Train in the block with a disk, on which newer checkpoints have earlier times than older ones."""
+    """Set a machine's disk during the block, with earlier times for newer checkpoints."""
     for age, folder in enumerate(sorted(disk.rglob("checkpoint-*"))):
         if folder.is_dir():
             os.utime(folder, (1_000_000_000 - 1000 * age,) * 2)
@@ -184,17 +182,17 @@ def machine(disk: Path) -> Iterator[None]:
 OLDER, COPIED = "checkpoint-1", "checkpoint-9"
 
 
-def put_what_is_there(address: str, older: Path) -> dict[str, bytes]:
-    """Upload the checkpoint of an older run, and a copied folder; return these objects."""
+def upload_existing_objects(address: str, older: Path) -> dict[str, bytes]:
+    """Upload an older run's checkpoint and a copied folder; return the objects."""
     files, path = url_to_fs(address)
     for file in (older / OLDER).iterdir():
         files.put_file(file, f"{path}/{OLDER}/{file.name}")
     files.pipe_file(f"{path}/{COPIED}/optimizer.pt", b"copied")
-    return {name: file.getvalue() for name, file in LyingFileSystem.store.items()}
+    return {name: file.getvalue() for name, file in UnreliableFileSystem.store.items()}
 
 
-def put_what_is_hostile(address: str, moments: random.Random) -> None:
-    """Put names that lead out of their folder, in a copied checkpoint and in a manifest, and an odd marker."""
+def upload_hostile_objects(address: str, moments: random.Random) -> None:
+    """Upload a checkpoint and a manifest with paths out of their folder, and an invalid marker."""
     files, path = url_to_fs(address)
     out = "../" * moments.randrange(1, 9) + ESCAPED
     files.pipe_file(f"{path}/checkpoint-8/{moments.choice(['', 'a/', '/', './'])}{out}", b"hostile")
@@ -207,12 +205,14 @@ def put_what_is_hostile(address: str, moments: random.Random) -> None:
         files.pipe_file(f"{path}/{MARKER_NAME}", moments.choice(odd))
 
 
-def is_any_unfinished() -> bool:
-    return any(name.endswith(MANIFEST_NAME) and not file.getvalue() for name, file in LyingFileSystem.store.items())
+def has_incomplete_manifest() -> bool:
+    return any(
+        name.endswith(MANIFEST_NAME) and not file.getvalue() for name, file in UnreliableFileSystem.store.items()
+    )
 
 
 class SecondRun(TrainerCallback):
-    """Begins to upload to the address from another machine, at some step."""
+    """A callback that starts a second run at the URL at a step."""
 
     def __init__(self, step: int, address: str, disk: Path) -> None:
         self.step, self.address, self.disk = step, address, disk
@@ -224,29 +224,30 @@ class SecondRun(TrainerCallback):
 
 
 def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Tensor]) -> collections.Counter[str]:
-    """Count what the machines of a schedule end with."""
-    moments, cls, address = random.Random(f"{seed} {number}"), LyingFileSystem, f"lying://bucket/{seed}/{number}"
+    """Count the outcomes of a schedule's machines."""
+    moments, cls = random.Random(f"{seed} {number}"), UnreliableFileSystem
+    address = f"unreliable://bucket/{seed}/{number}"
     cls.moments = moments
-    for kept in (cls.store, cls.listings):
-        kept.clear()
+    cls.store.clear()
+    cls.listings.clear()
     counts: collections.Counter[str] = collections.Counter()
-    was_unfinished = False
+    was_incomplete = False
     disk, safe, second = root / f"{number}-0", 0, moments.randrange(3 * STEPS)
-    # Of each kind of fault, every second schedule.
+    # In every second schedule of each kind of fault.
     cls.kind = None
-    there = put_what_is_there(address, root / "older") if number // len(KINDS) % 2 else {}
+    existing = upload_existing_objects(address, root / "older") if number // len(KINDS) % 2 else {}
     for attempt in range(MACHINES + 1):
         if attempt == MACHINES or moments.random() < 0.5:
             disk = root / f"{number}-{attempt}"
         cls.kind = None if attempt == MACHINES else KINDS[number % len(KINDS)]
         cls.chance = moments.choice([0.02, 0.1, 0.4])
         if cls.kind == "hostile keys":
-            put_what_is_hostile(address, moments)
+            upload_hostile_objects(address, moments)
         has_no_right = cls.kind == "refused deletes" and moments.random() < 0.5
         cls.chance = 1.0 if has_no_right else cls.chance
-        cls.calls_left = moments.randrange(120)
+        cls.remaining_calls = moments.randrange(120)
         stopped_at = STEPS if attempt == MACHINES else moments.randrange(2, STEPS + 2)
-        limit = None if there else moments.choice([1, 2, None])
+        limit = None if existing else moments.choice([1, 2, None])
         saves = {"save_total_limit": limit, "async_save": moments.random() < 0.5}
         try:
             with machine(disk):
@@ -254,46 +255,46 @@ def outcome_of(number: int, seed: int, root: Path, expected: dict[str, torch.Ten
                 trainer.add_callback(stop_at(LIBRARY, stopped_at))
                 if attempt == 0 and second < STEPS:
                     trainer.add_callback(SecondRun(second, address, root / f"{number}-second"))
-                found = get_last_checkpoint(trainer.args.output_dir)
-                if found is None or (checkpoint_step(found) or 0) < safe:
+                newest = get_last_checkpoint(trainer.args.output_dir)
+                if newest is None or (checkpoint_step(newest) or 0) < safe:
                     counts["a checkpoint lost"] += safe > 0
-                trainer.train(resume_from_checkpoint=found is not None)
-            counts["machines that resumed"] += found is not None
+                trainer.train(resume_from_checkpoint=newest is not None)
+            counts["machines that resumed"] += newest is not None
         except Exception as error:
             counts["error that names the address" if address in str(error) else f"unclear error: {error!r}"] += 1
         cls.kind = None
-        # A second run leaves uploads of the first one half done.
-        if has_no_right and not was_unfinished and not (attempt == 0 and second < STEPS):
-            counts["emptied without the right to delete"] += is_any_unfinished()
-        was_unfinished = is_any_unfinished()
-        safe, torn = checked_checkpoints()
+        # A second run interrupts uploads of the first.
+        if has_no_right and not was_incomplete and not (attempt == 0 and second < STEPS):
+            counts["emptied without the right to delete"] += has_incomplete_manifest()
+        was_incomplete = has_incomplete_manifest()
+        safe, torn = check_checkpoints()
         if torn:
             counts[f"torn, with a manifest: {torn}"] += 1
     store = {name: file.getvalue() for name, file in cls.store.items()}
-    counts["deleted or changed what was there"] += not there.items() <= store.items()
+    counts["deleted or changed existing objects"] += not existing.items() <= store.items()
     counts["written outside of the folder"] += len([*root.rglob(f"{ESCAPED}*")])
-    counts["schedules with an older run's and a copied checkpoint"] += bool(there)
+    counts["schedules with an older run's and a copied checkpoint"] += bool(existing)
     counts["exact" if is_equal(weights_of(trainer), expected) else "different"] += 1
     return counts
 
 
 def run_schedules(schedules: int, seed: int) -> dict[str, collections.Counter[str]]:
-    """Return for each kind of fault how often what happened."""
+    """Return counts of outcomes for each kind of fault."""
     results: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         with quiet():
-            whole = build_trainer(LIBRARY, root / "whole")
-            whole.train()
+            uninterrupted = build_trainer(LIBRARY, root / "uninterrupted")
+            uninterrupted.train()
             build_trainer(LIBRARY, root / "older", save_steps=1).train()
         for number in range(schedules):
-            LyingFileSystem.faults = 0
-            counts = outcome_of(number, seed, root, weights_of(whole))
-            results[KINDS[number % len(KINDS)]] += counts + collections.Counter(faults=LyingFileSystem.faults)
+            UnreliableFileSystem.faults = 0
+            counts = outcome_of(number, seed, root, weights_of(uninterrupted))
+            results[KINDS[number % len(KINDS)]] += counts + collections.Counter(faults=UnreliableFileSystem.faults)
     return results
 
 
-# Everything else is a failure.
+# Outcomes that are no failures.
 FINE = {
     "exact",
     "faults",

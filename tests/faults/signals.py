@@ -1,4 +1,4 @@
-"""Signals sent to the process of a test, from a callback's event."""
+"""Signals from a callback's event to the process of a test."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from littrainer import TrainerCallback
 
 
 class SignalIn(TrainerCallback):
-    """Sends this process a signal in an event, at one optimizer step.
+    """A callback that sends this process a signal in an event.
 
     Parameters:
-        event: the event.
-        step: `global_step` as the event sees it.
-        number: the signal, which is sent `times` times.
+        step: `global_step` in the event.
+        number: the signal, sent `times` times.
 
     Attributes:
-        ended: the optimizer steps that have ended.
+        ended: completed optimizer steps.
     """
 
     def __init__(self, event: str, step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
@@ -35,5 +34,4 @@ class SignalIn(TrainerCallback):
         setattr(self, event, send)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Note the step."""
         self.ended.append(state.global_step)

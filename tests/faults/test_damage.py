@@ -1,4 +1,4 @@
-"""Damaged checkpoints: `python -m tests.faults.damage` runs every case to its end, here a few do."""
+"""Damaged checkpoints; `python -m tests.faults.damage` resumes from all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from littrainer.checkpoint.verification import damage_in, edits_in
 from tests.faults.damage import DAMAGED, DAMAGES, Matrix
 
-# What no resume reads, and a checkpoint that has lost its manifest is one like those of transformers.
+# Files that no resume reads; and without manifest a checkpoint is like those of transformers.
 HARMLESS = {("training_args.bin", name) for name in DAMAGES} | {("littrainer_manifest.json", "deleted")}
-# Texts that people edit: one with a flipped bit that still is JSON is taken, with a warning.
+# Texts in which a flipped bit may be an edit.
 EDITED = {"config.json", "trainer_state.json"}
 
 
@@ -23,7 +23,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_every_damage_to_every_file_is_found_and_named(matrix: Matrix, tmp_path: Path, name: str) -> None:
+def test_damage_to_any_file_is_reported(matrix: Matrix, tmp_path: Path, name: str) -> None:
     assert len(matrix.files) >= 9
     for file in matrix.files:
         folder = tmp_path / file
@@ -53,7 +53,7 @@ def test_a_resume_is_exact_or_refused(
     assert matrix.outcome(file, damage, by_name) == outcome
 
 
-def test_without_damage_the_comparison_can_tell_weights_apart(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_detects_different_weights(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     assert matrix.outcome("model.safetensors", lambda path: None, True) == "exact"
     monkeypatch.setattr(matrix, "expected", {name: tensor + 1 for name, tensor in matrix.expected.items()})
     assert matrix.outcome("model.safetensors", lambda path: None, True) == "different"

@@ -1,4 +1,4 @@
-"""What a user's own code raises reaches the user as it is, and leaves a Trainer that can train again."""
+"""Errors of user code, which are raised unchanged and leave a Trainer that can train again."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from littrainer import TrainerCallback
-from tests.faults.failing import PLACES, Fuse, in_event
+from tests.faults.failing import FAILURES, Fuse, fail_in_event
 from tests.scenarios.trainers import quiet_trainer
 
 
-class OwnError(Exception):
-    """An error with a constructor that nothing but the user can call."""
+class CustomError(Exception):
+    """An error that cannot be reconstructed from its arguments."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(f"code {code}: {detail}")
 
 
-def is_at_rest(trainer: Any) -> bool:
-    """Whether nothing of an interrupted training is left."""
+def is_reset(trainer: Any) -> bool:
+    """Return whether no state of a training remains."""
     return (
         not trainer.is_in_train
         and trainer.lightning_module is None
@@ -30,28 +30,28 @@ def is_at_rest(trainer: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_an_error_reaches_the_user_as_it_was_raised_and_training_can_start_again(tmp_path: Path, place: str) -> None:
-    error = OwnError(7, detail="out of ink")
-    trainer = PLACES[place](tmp_path, Fuse(error))
-    with pytest.raises(OwnError) as caught:
+@pytest.mark.parametrize("place", FAILURES)
+def test_an_error_is_raised_unchanged_and_training_can_restart(tmp_path: Path, place: str) -> None:
+    error = CustomError(7, detail="out of ink")
+    trainer = FAILURES[place](tmp_path, Fuse(error))
+    with pytest.raises(CustomError) as caught:
         trainer.train()
     assert caught.value is error and str(caught.value) == "code 7: out of ink"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__ is False
-    assert is_at_rest(trainer)
+    assert is_reset(trainer)
     output = trainer.train()
-    assert output.global_step == 3 and is_at_rest(trainer)
+    assert output.global_step == 3 and is_reset(trainer)
     assert {"eval_loss"} <= set(trainer.evaluate())
 
 
 @pytest.mark.parametrize("place", ["forward", "on_step_end", "on_evaluate"])
-def test_a_training_after_an_error_has_the_numbers_of_one_that_followed_no_error(tmp_path: Path, place: str) -> None:
+def test_an_error_does_not_change_the_next_trainings_numbers(tmp_path: Path, place: str) -> None:
     logs = []
-    for error in (None, OwnError(1, detail="")):
-        trainer = PLACES[place](tmp_path, Fuse(error), logging_steps=1)
+    for error in (None, CustomError(1, detail="")):
+        trainer = FAILURES[place](tmp_path, Fuse(error), logging_steps=1)
         start = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
         if error is not None:
-            with pytest.raises(OwnError):
+            with pytest.raises(CustomError):
                 trainer.train()
             trainer.optimizer = trainer.lr_scheduler = None
             trainer.model.load_state_dict(start)
@@ -62,26 +62,24 @@ def test_a_training_after_an_error_has_the_numbers_of_one_that_followed_no_error
     assert logs[0] == logs[1] and len(logs[0]) == 3
 
 
-@pytest.mark.parametrize("error", [OwnError(2, detail=""), KeyboardInterrupt("stop"), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize("error", [CustomError(2, detail=""), KeyboardInterrupt("stop"), SystemExit(3)], ids=repr)
 @pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end", "on_save"])
-def test_errors_interrupts_and_exits_at_the_edges_of_a_training_reach_the_user_too(
-    tmp_path: Path, event: str, error: BaseException
-) -> None:
-    trainer = in_event(event)(tmp_path, Fuse(error, at_call=1), save_strategy="steps")
+def test_errors_and_interrupts_at_start_or_end_are_raised(tmp_path: Path, event: str, error: BaseException) -> None:
+    trainer = fail_in_event(event)(tmp_path, Fuse(error, at_call=1), save_strategy="steps")
     with pytest.raises(type(error)) as caught:
         trainer.train()
-    assert caught.value is error and is_at_rest(trainer)
+    assert caught.value is error and is_reset(trainer)
     assert trainer.train().global_step == 3
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_an_error_in_an_evaluation_on_its_own_reaches_the_user(tmp_path: Path, method: str) -> None:
-    error = OwnError(3, detail="")
-    trainer = in_event("on_prediction_step")(tmp_path, Fuse(error))
+def test_an_error_in_a_separate_evaluation_is_raised(tmp_path: Path, method: str) -> None:
+    error = CustomError(3, detail="")
+    trainer = fail_in_event("on_prediction_step")(tmp_path, Fuse(error))
     arguments = [trainer.eval_dataset] if method == "predict" else []
-    with pytest.raises(OwnError) as caught:
+    with pytest.raises(CustomError) as caught:
         getattr(trainer, method)(*arguments)
-    assert caught.value is error and is_at_rest(trainer)
+    assert caught.value is error and is_reset(trainer)
     getattr(trainer, method)(*arguments)
     assert trainer.train().global_step == 3
 

@@ -1,4 +1,4 @@
-"""A disk that is full when a checkpoint is written."""
+"""A full disk during a save."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LAST_GOOD, FULL_AT = 2, 4
 def fill_disk_at(
     monkeypatch: pytest.MonkeyPatch, step: int, owner: Any, name: str, path_of: Callable[..., Any], only: str = ""
 ) -> None:
-    """Let a writing function fail, with half a file left behind, for files of one checkpoint.
+    """Make a writing function fail after half a file of a checkpoint.
 
     Parameters:
-        path_of: the path in what the function is called with.
+        path_of: returns the path from the function's arguments.
         only: the file to fail at; any by default.
     """
     original = getattr(owner, name)
@@ -55,14 +55,14 @@ FULL: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
     "optimizer": lambda patch, step: fill_disk_at(patch, step, torch, "save", lambda _, path: path, "optimizer.pt"),
     "state": lambda patch, step: fill_disk_at(patch, step, Path, "write_text", lambda path, *_: path),
     "manifest": lambda patch, step: fill_disk_at(patch, step, os, "replace", lambda _, path: path),
-    # File systems may put off to find room until the data goes to the disk.
+    # File systems may allocate space at fsync.
     "fsync": lambda patch, step: fill_disk_at(patch, step, os, "fsync", path_of_descriptor, "optimizer.pt"),
 }
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """A training on a disk that is large enough."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A training with enough disk space."""
     trainer = quiet_trainer(tmp_path_factory.mktemp("whole"), logging_steps=1, **SETTINGS)
     trainer.train()
     return trainer
@@ -70,13 +70,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 
 @pytest.mark.parametrize("what", FULL)
 def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_still_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Trainer, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Trainer, what: str
 ) -> None:
     trainer = quiet_trainer(tmp_path / "full", logging_steps=1, save_total_limit=1, **SETTINGS)
     with monkeypatch.context() as patch:
         FULL[what](patch, FULL_AT)
-        told = rf"No space left on device: .*checkpoint-{FULL_AT} could not be written.*bytes are free.*Make room"
-        with pytest.raises(OSError, match=told) as caught:
+        message = (
+            rf"No space left on device: .*checkpoint-{FULL_AT} could not be written.*bytes are free.*Free disk space"
+        )
+        with pytest.raises(OSError, match=message) as caught:
             trainer.train()
     assert caught.value.errno == errno.ENOSPC
     assert not trainer.is_in_train and trainer.state.global_step == FULL_AT
@@ -85,7 +87,7 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_still_resumes(
 
     resumed = quiet_trainer(tmp_path / "full", VectorClassifier(), logging_steps=1, **SETTINGS)
     resumed.train(resume_from_checkpoint=True)
-    for name, tensor in whole.model.state_dict().items():
+    for name, tensor in uninterrupted.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor)
 
 

@@ -25,17 +25,17 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 @pytest.fixture
 def handler() -> Iterator[Any]:
-    """A handler of the user's own for Ctrl-C, which raises as Python's does."""
+    """A user's handler for Ctrl-C, which raises like Python's."""
 
-    def own(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt("by the user's own handler")
+    def handle(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt("by the user's handler")
 
-    before = signal.signal(signal.SIGINT, own)
-    yield own
+    before = signal.signal(signal.SIGINT, handle)
+    yield handle
     signal.signal(signal.SIGINT, before)
 
 
-# Each place in a fork, since importing takes longer than all else here.
+# Forked, since imports are slow.
 SCRIPT = """
 import os, signal, sys
 from littrainer.lightning_adapter.run_lightning import import_lightning
@@ -70,19 +70,19 @@ def test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing(
 
 
 def press_in(event: str, step: int, times: int = 1) -> SignalIn:
-    """Presses Ctrl-C in an event, at the optimizer step that the event sees."""
+    """Return a callback that presses Ctrl-C in an event at an optimizer step."""
     return SignalIn(event, step, signal.SIGINT, times)
 
 
-def test_a_signal_is_answered_by_the_handler_that_was_there(tmp_path: Path, handler: Any) -> None:
+def test_a_signal_is_handled_by_the_users_handler(tmp_path: Path, handler: Any) -> None:
     trainer = quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 2)]}, max_steps=5)
-    with pytest.raises(KeyboardInterrupt, match="by the user's own handler"):
+    with pytest.raises(KeyboardInterrupt, match="by the user's handler"):
         trainer.train()
     assert trainer.state.global_step == 2
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_training_in_another_thread_leaves_the_handler_alone(tmp_path: Path, handler: Any) -> None:
+def test_a_training_in_another_thread_does_not_change_the_handler(tmp_path: Path, handler: Any) -> None:
     outputs: list[Any] = []
     trainer = quiet_trainer(tmp_path, max_steps=2)
     thread = threading.Thread(target=lambda: outputs.append(trainer.train()))
@@ -93,7 +93,7 @@ def test_a_training_in_another_thread_leaves_the_handler_alone(tmp_path: Path, h
 
 
 STEPS = 6
-# Event and the step it sees -> the steps that are done when Ctrl-C reaches the script.
+# Event and its step -> completed steps when Ctrl-C is raised.
 MOMENTS: dict[tuple[str, int], int] = {
     ("on_step_begin", 2): 2,
     # The weights are about to change, or have changed and the step is not yet counted.
@@ -116,8 +116,8 @@ def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_ha
         "logging_strategy": "steps",
         "logging_steps": 1,
     }
-    whole = quiet_trainer(tmp_path / "whole", **settings)
-    whole.train()
+    uninterrupted = quiet_trainer(tmp_path / "whole", **settings)
+    uninterrupted.train()
     presses = press_in(event, step)
     stopped = quiet_trainer(tmp_path / "stopped", given={"callbacks": [presses]}, **settings)
     with pytest.raises(KeyboardInterrupt):
@@ -135,13 +135,13 @@ def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_ha
     presses.step = 0
     stopped.train(resume_from_checkpoint=True)
     assert presses.ended == list(range(done + 1, STEPS + 1))
-    # Where an interrupt comes before its callbacks were told of a step, they are not told of it later.
+    # Callbacks may miss the step of the interrupt.
     assert before in (list(range(1, done + 1)), list(range(1, done)))
-    for name, tensor in whole.model.state_dict().items():
+    for name, tensor in uninterrupted.model.state_dict().items():
         assert torch.equal(stopped.model.state_dict()[name], tensor)
 
 
-def test_a_second_interrupt_is_let_through_where_the_first_one_waits(tmp_path: Path, handler: Any) -> None:
+def test_a_second_interrupt_is_raised_while_the_first_is_deferred(tmp_path: Path, handler: Any) -> None:
     presses = press_in("on_optimizer_step", 2, times=2)
     trainer = quiet_trainer(tmp_path, given={"callbacks": [presses]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt):
@@ -152,7 +152,7 @@ def test_a_second_interrupt_is_let_through_where_the_first_one_waits(tmp_path: P
     assert trainer.train().global_step == 5
 
 
-def test_an_interrupt_is_not_lost_where_the_step_that_keeps_it_waiting_fails(tmp_path: Path, handler: Any) -> None:
+def test_a_deferred_interrupt_is_raised_if_the_step_fails(tmp_path: Path, handler: Any) -> None:
     class Failing(TrainerCallback):
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
             raise OverflowError("of the callback")
@@ -169,8 +169,8 @@ def test_an_interrupt_while_a_checkpoint_is_written_and_another_while_it_is_tidi
     tmp_path: Path, handler: Any, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     settings: dict[str, Any] = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2}
-    whole = quiet_trainer(tmp_path / "whole", **settings)
-    whole.train()
+    uninterrupted = quiet_trainer(tmp_path / "whole", **settings)
+    uninterrupted.train()
     trainer = quiet_trainer(tmp_path / "run", **settings)
     save, rmtree = torch.save, shutil.rmtree
 
@@ -193,5 +193,5 @@ def test_an_interrupt_while_a_checkpoint_is_written_and_another_while_it_is_tidi
     resumed = quiet_trainer(tmp_path / "run", **settings)
     resumed.train(resume_from_checkpoint=True)
     assert not (tmp_path / "run" / ".unfinished").exists()
-    for name, tensor in whole.model.state_dict().items():
+    for name, tensor in uninterrupted.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor)

@@ -1,4 +1,4 @@
-"""A signal that announces the end of the process, with `enable_jit_checkpoint`."""
+"""Preemption signals with `enable_jit_checkpoint`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from tests.faults.failing import Fuse, in_event
+from tests.faults.failing import Fuse, fail_in_event
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-# Three steps to an epoch, an evaluation after each second step, dropout in the model.
+# Three steps per epoch, an evaluation after every second step, and dropout.
 SETTINGS: dict[str, Any] = {
     "max_steps": 7,
     "eval_strategy": "steps",
@@ -31,31 +31,31 @@ BATCHES_PER_EVALUATION = 3
 
 
 class Recorder(TrainerCallback):
-    """Notes which events come, with the step they see."""
+    """A recorder of events and steps."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, int]] = []
+        self.events: list[tuple[str, int]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seen.append(("step", state.global_step))
+        self.events.append(("step", state.global_step))
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seen.append(("batch", state.global_step))
+        self.events.append(("batch", state.global_step))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seen.append(("save", state.global_step))
+        self.events.append(("save", state.global_step))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seen.append(("end", state.global_step))
+        self.events.append(("end", state.global_step))
 
 
 @pytest.fixture(autouse=True)
 def calls() -> Iterator[list[int]]:
-    """Instead of ending this process, signals that reach the handlers from before training are noted."""
-    noted: list[int] = []
+    """Signals that reach the handlers from before training."""
+    received: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, lambda number, _: noted.append(number)) for number in numbers}
-    yield noted
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    yield received
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -72,20 +72,20 @@ def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes
 
 
 def numbers(trainer: Trainer) -> list[dict[str, Any]]:
-    """What was logged, without what depends on the clock."""
+    """Return the logs without times."""
     clock = ("runtime", "per_second", "time")
-    kept = [{k: v for k, v in log.items() if not k.endswith(clock)} for log in trainer.state.log_history]
-    return [log for log in kept if "train_loss" not in log]
+    logs = [{k: v for k, v in log.items() if not k.endswith(clock)} for log in trainer.state.log_history]
+    return [log for log in logs if "train_loss" not in log]
 
 
-def check_same_training(resumed: Trainer, whole: Trainer) -> None:
-    assert numbers(resumed) == numbers(whole)
-    for name, tensor in whole.model.state_dict().items():
+def check_same_training(resumed: Trainer, uninterrupted: Trainer) -> None:
+    assert numbers(resumed) == numbers(uninterrupted)
+    for name, tensor in uninterrupted.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor)
 
 
-PLACES: dict[str, tuple[str, int, int]] = {
-    # event, the step it sees, the step that is saved
+MOMENTS: dict[str, tuple[str, int, int]] = {
+    # event, its step, the saved step
     "between two steps": ("on_step_begin", 2, 3),
     "in the middle of an update": ("on_optimizer_step", 4, 5),
     "at the end of a step": ("on_step_end", 3, 3),
@@ -98,22 +98,20 @@ PLACES: dict[str, tuple[str, int, int]] = {
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize("place", PLACES)
-def test_training_stops_with_a_checkpoint_from_which_it_goes_on_as_if_it_had_not(
-    tmp_path: Path, place: str, kind: type[Trainer]
-) -> None:
-    event, step, saved = PLACES[place]
-    whole = make(tmp_path / "whole", kind=kind)
-    whole.train()
+@pytest.mark.parametrize("place", MOMENTS)
+def test_training_stops_with_a_checkpoint_that_resumes_exactly(tmp_path: Path, place: str, kind: type[Trainer]) -> None:
+    event, step, saved = MOMENTS[place]
+    uninterrupted = make(tmp_path / "whole", kind=kind)
+    uninterrupted.train()
     recorder = Recorder()
     stopped = make(tmp_path / "stopped", SignalIn(event, step), recorder, kind=kind)
     assert stopped.train().global_step == saved
     assert stopped.preemption.agreed == signal.SIGTERM
     assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == [f"checkpoint-{saved}"]
-    assert recorder.seen.count(("save", saved)) == 1 and recorder.seen[-1] == ("end", saved)
+    assert recorder.events.count(("save", saved)) == 1 and recorder.events[-1] == ("end", saved)
     resumed = make(tmp_path / "stopped", kind=kind)
     resumed.train(resume_from_checkpoint=True)
-    check_same_training(resumed, whole)
+    check_same_training(resumed, uninterrupted)
     assert resumed.preemption.agreed is None
 
 
@@ -131,43 +129,43 @@ EACH_SECOND_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "
         ("on_step_end", 4, EACH_SECOND_STEP),
     ],
 )
-def test_what_is_due_is_made_up_for_and_the_best_evaluation_is_known(
+def test_pending_evaluations_are_rerun_and_the_best_is_recorded(
     tmp_path: Path, event: str, step: int, settings: dict[str, Any]
 ) -> None:
-    whole = make(tmp_path / "whole", **settings)
-    whole.train()
+    uninterrupted = make(tmp_path / "whole", **settings)
+    uninterrupted.train()
     make(tmp_path / "stopped", SignalIn(event, step), **settings).train()
     resumed = make(tmp_path / "stopped", **settings)
     resumed.train(resume_from_checkpoint=True)
-    check_same_training(resumed, whole)
-    assert resumed.state.best_metric == whole.state.best_metric
-    assert resumed.state.best_global_step == whole.state.best_global_step
+    check_same_training(resumed, uninterrupted)
+    assert resumed.state.best_metric == uninterrupted.state.best_metric
+    assert resumed.state.best_global_step == uninterrupted.state.best_global_step
 
 
-def test_a_signal_after_the_last_step_is_known_to_the_script(tmp_path: Path) -> None:
+def test_a_signal_after_the_last_step_is_recorded(tmp_path: Path) -> None:
     trainer = make(tmp_path, SignalIn("on_train_end", 7))
     assert trainer.train().global_step == 7
     assert trainer.preemption.agreed == signal.SIGTERM
 
 
-def test_an_evaluation_is_broken_off_and_made_up_for(tmp_path: Path) -> None:
+def test_an_evaluation_is_interrupted_and_rerun(tmp_path: Path) -> None:
     recorder = Recorder()
     stopped = make(tmp_path, recorder, SignalIn("on_prediction_step", 4))
     stopped.train()
-    assert recorder.seen.count(("batch", 2)) == BATCHES_PER_EVALUATION and recorder.seen.count(("batch", 4)) == 1
+    assert recorder.events.count(("batch", 2)) == BATCHES_PER_EVALUATION and recorder.events.count(("batch", 4)) == 1
     assert not any("eval_loss" in log for log in stopped.state.log_history if log["step"] == 4)
     again = Recorder()
     resumed = make(tmp_path, again)
     resumed.train(resume_from_checkpoint=True)
-    assert again.seen[:BATCHES_PER_EVALUATION] == [("batch", 4)] * BATCHES_PER_EVALUATION
-    assert again.seen[BATCHES_PER_EVALUATION] == ("step", 5)
+    assert again.events[:BATCHES_PER_EVALUATION] == [("batch", 4)] * BATCHES_PER_EVALUATION
+    assert again.events[BATCHES_PER_EVALUATION] == ("step", 5)
 
 
 def test_a_step_that_has_just_been_saved_is_not_saved_again(tmp_path: Path) -> None:
     recorder = Recorder()
     trainer = make(tmp_path, recorder, SignalIn("on_step_end", 2), save_strategy="steps", save_steps=2)
     trainer.train()
-    assert [entry for entry in recorder.seen if entry[0] == "save"] == [("save", 2)]
+    assert [entry for entry in recorder.events if entry[0] == "save"] == [("save", 2)]
 
 
 def test_a_signal_during_a_save_lets_it_finish_and_stops_after_the_next_step(tmp_path: Path) -> None:
@@ -191,18 +189,16 @@ def test_a_signal_before_the_first_step_does_what_it_did_before_training(
     assert calls and not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_several_signals_save_once_and_reach_the_handler_of_the_script_each_time(
-    tmp_path: Path, calls: list[int]
-) -> None:
+def test_several_signals_save_once_and_each_reaches_the_scripts_handler(tmp_path: Path, calls: list[int]) -> None:
     recorder = Recorder()
-    own = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     make(tmp_path, recorder, SignalIn("on_step_begin", 2, times=3)).train()
     assert calls == [signal.SIGTERM] * 3
-    assert [entry for entry in recorder.seen if entry[0] == "save"] == [("save", 3)]
-    assert signal.getsignal(signal.SIGTERM) is own
+    assert [entry for entry in recorder.events if entry[0] == "save"] == [("save", 3)]
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_handlers_are_put_back_after_an_error_and_one_that_a_script_sets_meanwhile_is_left_to_it(
+def test_handlers_are_restored_unless_the_script_sets_another(
     tmp_path: Path,
 ) -> None:
     def later(*_: Any) -> None: ...
@@ -211,10 +207,10 @@ def test_handlers_are_put_back_after_an_error_and_one_that_a_script_sets_meanwhi
         def on_step_end(self, *_: Any, **__: Any) -> None:
             signal.signal(signal.SIGTERM, later)
 
-    own = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(OverflowError):
-        in_event("on_step_end")(tmp_path, Fuse(OverflowError()), enable_jit_checkpoint=True).train()
-    assert signal.getsignal(signal.SIGTERM) is own
+        fail_in_event("on_step_end")(tmp_path, Fuse(OverflowError()), enable_jit_checkpoint=True).train()
+    assert signal.getsignal(signal.SIGTERM) is handler
     make(tmp_path, Setting()).train()
     assert signal.getsignal(signal.SIGTERM) is later
 
@@ -242,14 +238,14 @@ def test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training(
     assert calls == [signal.SIGTERM] and not list(tmp_path.glob("checkpoint-*"))
 
 
-def test_ctrl_c_can_be_one_of_the_signals_and_interrupts_when_it_comes_twice(tmp_path: Path) -> None:
+def test_ctrl_c_can_be_a_save_signal_and_interrupts_if_sent_twice(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"jit_checkpoint_signals": "SIGINT"}
     assert make(tmp_path / "once", SignalIn("on_step_end", 2, signal.SIGINT), **settings).train().global_step == 2
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "twice", SignalIn("on_step_begin", 2, signal.SIGINT, times=2), **settings).train()
 
 
-def test_naming_signals_turns_the_switch_on_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+def test_jit_checkpoint_signals_enables_the_feature_and_refuses_unknown_signals(tmp_path: Path) -> None:
     assert TrainingArguments(str(tmp_path), jit_checkpoint_signals="SIGUSR1").enable_jit_checkpoint
     with pytest.raises(ValueError, match="SIGUSR1"):
         TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, jit_checkpoint_signals="SIGUSR")
@@ -270,7 +266,7 @@ def test_training_in_another_thread_is_refused_with_the_reason(tmp_path: Path) -
     assert "main thread" in str(errors[0])
 
 
-def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_own(
+def test_lightning_on_a_cluster_handles_no_signal_and_writes_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As under `srun --ntasks=1`, where Lightning would requeue the job on SIGUSR1.

@@ -1,1 +1,1 @@
-"""The checkpoint directory format of transformers: written, rotated, found and read."""
+"""Checkpoints in transformers' directory format."""

@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint: size and checksum of each file, of large ones taken while the next are written.
-
-The checksum is the CRC-32 of zlib: it finds every single flipped bit, and is the fastest that Python brings along.
-"""
+"""The manifest of a checkpoint: size and CRC-32 of each file, computed in threads for large files."""
 
 from __future__ import annotations
 
@@ -24,27 +21,25 @@ MANIFEST_NAME = "littrainer_manifest.json"
 STAGED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
 MANIFEST_NAMES = (MANIFEST_NAME, STAGED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
-# Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
+# Large enough for zlib to release the GIL, small enough for the CPU cache.
 CHUNK_BYTES = 1 << 20
-# A thread costs more than it saves for a smaller one.
 MIN_LARGE_FILE_BYTES = 1 << 22
 MANIFEST_THREADS = 4
-# Below this time for the first small file, threads for the others do not pay off.
+# Threads for small files pay off only after a slower fsync.
 MIN_FSYNC_FOR_THREADS_S = 0.001
-# Errors of file systems without fsync, some for folders only.
 NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-# Values that change when a file is written again: size, modification time in ns, inode, device.
+# Size, modification time in ns, inode and device, which identify a file's content.
 Stamp = tuple[int, int, int, int]
 MAX_CACHED_MANIFESTS = 1000
 
 
 class DamagedManifest(ValueError):
-    """A manifest that is not as it was written."""
+    """Error for a manifest that was changed or truncated."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The length in bytes and the CRC-32 of a file when it was written."""
+    """Size in bytes and CRC-32 of a file."""
 
     size: int
     crc32: int
@@ -52,13 +47,13 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of one checkpoint.
+    """A checkpoint's files.
 
     Parameters:
-        files: their records by path, relative to the checkpoint's folder.
-        sequence: how many checkpoints of this run's folder had been written before it; None if it is not known.
-        weights_are_finite: whether no weight is infinite or nan, and no optimizer's state nan; None if it is not known.
-        is_thinned: whether what a resume needs besides the weights was deleted.
+        files: records by path, relative to the checkpoint's folder.
+        sequence: number in the order of writing in the run's folder, if known.
+        weights_are_finite: whether weights are finite and optimizer states are not nan, if known.
+        is_thinned: whether the states that a resume needs were deleted.
     """
 
     files: dict[str, FileRecord]
@@ -67,7 +62,6 @@ class Manifest:
     is_thinned: bool = False
 
 
-# The manifests that this process wrote or read, by the stamps of their files, which stay if a folder is renamed.
 _manifest_cache: dict[Stamp, Manifest] = {}
 
 
@@ -75,7 +69,6 @@ _manifest_cache: dict[Stamp, Manifest] = {}
 
 
 def file_record(path: str | os.PathLike[str]) -> FileRecord:
-    """Read a file and sum it up."""
     size = crc32 = 0
     with open(path, "rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, CHUNK_BYTES)))
@@ -86,22 +79,21 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def list_files(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the paths of the files that a manifest lists; `with_links` those of a downloaded folder's links too."""
-    return [name for name, _ in _entries_in(folder, with_links)]
+    """Return the files that a manifest lists; `with_links` includes links, as in downloads."""
+    return [name for name, _ in _scan_entries(folder, with_links)]
 
 
-def _entries_in(folder: Path, with_links: bool = False) -> list[tuple[str, os.DirEntry[str]]]:
-    found, folders = [], [""]
+def _scan_entries(folder: Path, with_links: bool = False) -> list[tuple[str, os.DirEntry[str]]]:
+    files, folders = [], [""]
     for inner in folders:
-        # As os.walk does, pass over a folder that cannot be read or has just been deleted.
         with suppress(OSError), os.scandir(os.path.join(folder, inner)) as entries:
             for entry in sorted(entries, key=operator.attrgetter("name")):
                 name = f"{inner}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{name}/")
                 elif name not in MANIFEST_NAMES and (entry.is_file() if with_links else not entry.is_symlink()):
-                    found.append((name, entry))
-    return found
+                    files.append((name, entry))
+    return files
 
 
 def write_manifest(
@@ -111,9 +103,9 @@ def write_manifest(
     weights_are_finite: bool | None = None,
     is_thinned: bool = False,
 ) -> None:
-    """Write the manifest of a folder, by default with new checksums; it is on the disk when this returns."""
+    """Write and fsync a manifest, by default with new checksums."""
     if files is None:
-        files = {name: file_record(entry) for name, entry in _entries_in(folder)}
+        files = {name: file_record(entry) for name, entry in _scan_entries(folder)}
     content: dict[str, Any] = {
         "version": MANIFEST_VERSION,
         "sequence": sequence,
@@ -124,21 +116,25 @@ def write_manifest(
     if is_thinned:
         content["is_thinned"] = True
     text = json.dumps(content, sort_keys=True)
-    own = json.dumps({"crc32": _checksum_of(text)})
-    unfinished = os.path.join(folder, STAGED_MANIFEST_NAME)
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(f"{text[:-1]}, {own[1:]}\n")
+    checksum = json.dumps({"crc32": _checksum_of(text)})
+    staged = os.path.join(folder, STAGED_MANIFEST_NAME)
+    with open(staged, "w", encoding="utf-8") as file:
+        file.write(f"{text[:-1]}, {checksum[1:]}\n")
         file.flush()
         os.fsync(file.fileno())
         stamp = _stamp(os.fstat(file.fileno()))
-    os.replace(unfinished, os.path.join(folder, MANIFEST_NAME))
+    os.replace(staged, os.path.join(folder, MANIFEST_NAME))
     if len(_manifest_cache) >= MAX_CACHED_MANIFESTS:
         _manifest_cache.clear()
     _manifest_cache[stamp] = Manifest(dict(files), sequence, weights_are_finite, is_thinned)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a folder; None if there is none, a DamagedManifest if it is not as it was written."""
+    """Read a folder's manifest, if there is one.
+
+    Raises:
+        DamagedManifest: the manifest cannot be read, or was changed.
+    """
     try:
         return parse_manifest((folder / MANIFEST_NAME).read_bytes())
     except FileNotFoundError:
@@ -148,12 +144,12 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Return the manifest in a file; it raises DamagedManifest if the file is not as it was written."""
+    """Parse a manifest, or raise a DamagedManifest."""
     try:
         content = json.loads(text)
         claimed = content.pop("crc32")
         if content["version"] != MANIFEST_VERSION:
-            raise DamagedManifest(f"{MANIFEST_NAME} has version {content['version']!r}, which is not known here")
+            raise DamagedManifest(f"{MANIFEST_NAME} has version {content['version']!r}, which is unknown here")
         if claimed != _checksum_of(json.dumps(content, sort_keys=True)):
             raise DamagedManifest(f"{MANIFEST_NAME} is not as it was written (its checksum differs)")
         entries = content["files"].items()
@@ -167,10 +163,7 @@ def parse_manifest(text: bytes) -> Manifest:
 
 
 def readable_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint; one that knows nothing if there is none, or it is damaged.
-
-    One that this process wrote or read is not read again.
-    """
+    """Return a checkpoint's manifest, cached; an empty manifest if it is missing or damaged."""
     with suppress(OSError, DamagedManifest):
         stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
         if stamp not in _manifest_cache:
@@ -183,12 +176,11 @@ def _checksum_of(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-# ---- Complete files, hashed and flushed to the disk; large files while the next one is written -----------------------
+# ---- Checksums and fsync ---------------------------------------------------------------------------------------------
 
 
 def stat_files(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
-    """Return the stamps of all files in `list_files`."""
-    return {name: _stamp(entry.stat()) for name, entry in _entries_in(folder, with_links)}
+    return {name: _stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
 
 
 def _stamp(status: os.stat_result) -> Stamp:
@@ -196,7 +188,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def fsync_paths(*paths: str | os.PathLike[str]) -> None:
-    """Flush the data of files, or the names in folders, to the disk, if the file system supports that."""
+    """Flush files or folders to the disk, if the file system can."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -209,21 +201,16 @@ def fsync_paths(*paths: str | os.PathLike[str]) -> None:
 
 
 class ManifestBuilder:
-    """Collects the records of a folder's files for its manifest, and flushes the files to the disk.
-
-    Attributes:
-        weights_are_finite: value for the manifest.
-    """
+    """Collector of file records for a manifest, which fsyncs the files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.weights_are_finite: bool | None = None
-        # A thread hashes a large file while others wait for the disk, which takes several files as fast as one.
         self._threads = ThreadPoolExecutor(MANIFEST_THREADS)
         self._large: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
 
     def add_large_files(self) -> dict[str, Stamp]:
-        """Begin to hash and flush large files that are new or written again; return the stamps of all files."""
+        """Start to hash and fsync large files, and return all stamps."""
         stamps = stat_files(self.folder)
         for name, stamp in stamps.items():
             if stamp[0] >= MIN_LARGE_FILE_BYTES and (name not in self._large or self._large[name][0] != stamp):
@@ -233,7 +220,7 @@ class ManifestBuilder:
         return stamps
 
     def complete(self, sequence: int = 0) -> None:
-        """Write the manifest; everything is on the disk when this returns."""
+        """Write the manifest and fsync everything."""
         stamps = self.add_large_files()
         small = [name for name in stamps if stamps[name][0] < MIN_LARGE_FILE_BYTES]
         paths = [os.path.join(self.folder, name) for name in small]
@@ -251,19 +238,18 @@ class ManifestBuilder:
         fsync_paths(*(self.folder / path for path in inner))
 
     def close(self) -> None:
-        """End the threads, with what they have begun."""
         self._threads.shutdown(cancel_futures=True)
 
 
 def update_manifest(folder: Path) -> None:
-    """Update the manifest with files that a user's code added, changed or deleted since it was written."""
+    """Add changes by user code to a manifest."""
     manifest = readable_manifest(folder)
     if manifest.sequence is None:
         return
-    # The manifest was renamed after all files were written; times of another clock do not matter.
+    # The manifest's own time is from the same clock as the files' times.
     written = os.stat(folder / MANIFEST_NAME).st_ctime_ns
     records: dict[str, FileRecord] = {}
-    for name, entry in _entries_in(folder):
+    for name, entry in _scan_entries(folder):
         status, earlier = entry.stat(), manifest.files.get(name)
         is_older = max(status.st_ctime_ns, status.st_mtime_ns) < written
         is_same = earlier is not None and is_older and status.st_size == earlier.size
@@ -272,7 +258,7 @@ def update_manifest(folder: Path) -> None:
     if not changed:
         return
     fsync_paths(*(folder / name for name in sorted(changed & records.keys())))
-    # Weights that a user's code writes have not been looked at.
+    # Weights by user code were not checked.
     is_same_model = not any(map(WEIGHT_FILE.fullmatch, changed))
     write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     fsync_paths(folder)

@@ -1,4 +1,4 @@
-"""The checkpoint that several processes resume from: one and the same, and intact on the disk of each."""
+"""The choice of the checkpoint that all processes resume from."""
 
 from __future__ import annotations
 
@@ -49,41 +49,39 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
-# A Trainer's method that a subclass may override -> the files that it reads.
+# Overridable method of the Trainer -> files that it reads.
 READ_BY = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
-# A value of `resume_from_checkpoint`: the newest intact checkpoint, or a fresh start if there is none.
+# `resume_from_checkpoint="auto"`: the newest intact checkpoint, or a fresh start.
 AUTO = "auto"
-# The folder of a pushed checkpoint on the Hub, and in a download of it.
+# A checkpoint that was pushed to the Hub.
 LAST_CHECKPOINT = "last-checkpoint"
 NO_SUCH_FOLDER = "finds no such folder"
-# Numbers the trainings of this process.
 _trainings = itertools.count()
 
 
 def choose_checkpoint(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
-    """Do what `find_checkpoint_to_resume` does, with one result for all processes: the first one chooses and verifies.
+    """Return rank 0's result of `find_checkpoint_to_resume` in all processes, verified on each disk.
 
-    If a node has its checkpoints on another disk, its first process verifies there. If the newest one is
-    damaged on any disk, all processes skip it.
+    If the newest checkpoint is damaged on any disk, all processes skip it.
 
     Raises:
-        ValueError: there is none, it is damaged, or some processes cannot see it; these are named.
+        ValueError: there is no checkpoint, it is damaged, or some processes cannot see it.
     """
     if not is_distributed():
         return find_checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
     resumes = all_gather_object(bool(resume_from_checkpoint))
     if len(set(resumes)) > 1:
         raise ValueError(
-            "Some processes are to resume from a checkpoint, and process "
-            f"{', '.join(str(rank) for rank, does in enumerate(resumes) if not does)} is not: give all of them the "
+            "Some processes resume from a checkpoint, and process "
+            f"{', '.join(str(rank) for rank, does in enumerate(resumes) if not does)} does not: give all of them the "
             "same resume_from_checkpoint."
         )
-    takes_newest = broadcast_object(resume_from_checkpoint in (True, LAST_CHECKPOINT, AUTO))
+    is_newest_requested = broadcast_object(resume_from_checkpoint in (True, LAST_CHECKPOINT, AUTO))
     skipped: set[str] = set()
 
     def choose() -> Path | None:
@@ -94,14 +92,12 @@ def choose_checkpoint(
     while True:
         chosen: list[Path | None] = []
         with raise_on_all_ranks("looking for the checkpoint to resume from"):
-            # A download may take long.
             run_with_keepalive(lambda: chosen.append(choose()))  # noqa: B023
             identity = None if chosen[0] is None else _identity(chosen[0])
         folder, identity = broadcast_object((chosen[0], identity))
         if folder is None or identity is None:
             return None
         if get_remote_url(folder) is not None:
-            # A node with another disk downloads it too.
             fetch = functools.partial(download_checkpoint, folder)
             with raise_on_all_ranks(f"downloading {folder}"):
                 run_with_keepalive(fetch if args.local_process_index == 0 else lambda: None)
@@ -109,7 +105,7 @@ def choose_checkpoint(
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
             return folder
-        if not takes_newest:
+        if not is_newest_requested:
             raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
         if NO_SUCH_FOLDER in text:
             raise ValueError(
@@ -122,22 +118,20 @@ def choose_checkpoint(
 
 
 def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
-    """Return what a training resumes from: after a restart by `littrainer run` the newest checkpoint that it wrote.
+    """Return the checkpoint to resume from: after a restart by `littrainer run` the newest since the first start.
 
-    Trainings are known by their order in the script, since a script may name its folder by the time. What the folder
-    held before the first start does not count. All processes call this at each training.
+    Trainings are identified by their order in the script. All processes call this at each training.
 
     Parameters:
-        resume_from_checkpoint: what the script says, which holds if there is no such checkpoint.
+        resume_from_checkpoint: the script's value, returned if there is no such checkpoint.
     """
     if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
     number = str(next(_trainings))
-    with raise_on_all_ranks("looking for the checkpoint to go on from"):
+    with raise_on_all_ranks("looking for the checkpoint to continue from"):
         if rank() == 0:
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-            # Folder -> the checkpoints that it held when the training first began there.
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
@@ -153,17 +147,15 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return the checkpoints in a folder by name, each with what tells it from another one: its manifest, if any."""
-    found = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
-    for path in found:
-        # A checkpoint of transformers has none, and a disk may fail.
+    """Return the checkpoints in a folder, and the CRC-32 of each manifest, or inode and time without a manifest."""
+    identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
+    for path in identities:
         with contextlib.suppress(OSError):
-            found[path] = [zlib.crc32((path / MANIFEST_NAME).read_bytes())]
-    return {path.name: identity for path, identity in found.items()}
+            identities[path] = [zlib.crc32((path / MANIFEST_NAME).read_bytes())]
+    return {path.name: identity for path, identity in identities.items()}
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """Return what tells a folder from one of the same name on another disk."""
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
 
@@ -177,10 +169,10 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 
-def get_required_files(own_methods: Collection[str]) -> tuple[str, ...]:
-    """Return the files that a checkpoint has to hold, without what the methods that a subclass overrides read."""
-    its_own = {name for method in own_methods for name in READ_BY[method]}
-    return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
+def get_required_files(overridden: Collection[str]) -> tuple[str, ...]:
+    """Return the files that a resume needs, unless overridden methods read them."""
+    optional = {name for method in overridden for name in READ_BY[method]}
+    return tuple(name for name in NEEDED_TO_RESUME if name not in optional)
 
 
 def find_checkpoint_to_resume(
@@ -192,14 +184,14 @@ def find_checkpoint_to_resume(
     """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder or its URL; True for the newest intact one in `output_dir`; "auto" for that
-            one or, if there is none, a fresh start; or "last-checkpoint" for the folder of that name there, which a
-            push to the hub makes, and if there is none for the newest one.
-        needed: files without which it cannot be resumed.
-        without: names of checkpoints that do not count if the newest one is meant.
+        resume_from_checkpoint: a folder or its URL; True for the newest intact checkpoint in `output_dir`; "auto" for
+            the same or a fresh start; "last-checkpoint" for the folder of that name, which a push to the Hub makes,
+            or else the newest checkpoint.
+        needed: files without which a checkpoint cannot be resumed.
+        without: names of checkpoints to skip when looking for the newest.
 
     Raises:
-        ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.
+        ValueError: there is no checkpoint, it is damaged, or it lacks files that an exact resume needs.
     """
     if not resume_from_checkpoint:
         return None
@@ -232,7 +224,7 @@ def find_checkpoint_to_resume(
     manifest = readable_manifest(folder)
     if manifest.is_thinned:
         raise ValueError(
-            f"The checkpoint {folder} was thinned to its weights (keep_optimizer_states), so training cannot go on "
+            f"The checkpoint {folder} was thinned to its weights (keep_optimizer_states), so training cannot resume "
             f"from it. Resume from {get_last_checkpoint(folder.parent) or 'a complete one'}, or load its model with "
             "from_pretrained."
         )
@@ -248,7 +240,7 @@ def find_checkpoint_to_resume(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
     if manifest.weights_are_finite is False:
-        advice = "Training does not heal them; resume_from_checkpoint=True takes the newest checkpoint where all are."
+        advice = "Training does not repair them; resume_from_checkpoint=True takes the newest finite checkpoint."
         logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
     if (remote := get_store(folder.parent).remote) is not None:
         remote.on_resume(folder.name)

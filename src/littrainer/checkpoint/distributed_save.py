@@ -1,8 +1,6 @@
-"""The process that writes the checkpoints of a disk, and the files of processes that write into another folder.
+"""The process that writes a disk's checkpoints, and the transfer of other processes' files to it.
 
-By default the first process writes the checkpoints, and with `save_on_each_node` the first one of each node. A path
-does not show whether two processes mean the same folder: nodes may share a disk or not, and a path may differ
-between processes, for instance if a script puts the time into it. So processes look for each other's probe files.
+Paths do not show which processes share a folder, so they look for each other's probe files.
 """
 
 from __future__ import annotations
@@ -27,28 +25,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBE_PREFIX = ".littrainer_disk_"
-# Another node's file may take so long to be visible on a shared disk.
 MAX_FILE_DELAY_S = 1.0
 
 
 class WriterRole(NamedTuple):
-    """The role of this process in writing checkpoints.
+    """The role of a process in writing checkpoints.
 
     Parameters:
-        writer: the process that writes the checkpoints of this process's disk; None if this process sees none.
-        is_writer: whether it is this process.
-        has_own_folder: whether this process writes its files into another folder, and sends them to the writer.
-        some_have_own_folder: whether any process does.
+        writer: rank of the writer of this disk's checkpoints, if any.
+        sends_files: whether this process sends its files to the writer.
+        any_sends_files: whether any process does.
     """
 
     writer: int | None
     is_writer: bool
-    has_own_folder: bool
-    some_have_own_folder: bool
+    sends_files: bool
+    any_sends_files: bool
 
 
 def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
-    """Find out which process writes the checkpoints of this folder, which is made; all processes call this together."""
+    """Make the folder, and elect the writer of its checkpoints."""
     if not is_distributed():
         return WriterRole(0, args.should_save, False, False)
     rank = args.process_index
@@ -67,8 +63,8 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
         }
         writer = _find_first_visible(run_dir, probes)
         is_writer = writer == rank
-        has_own_folder = writer is None or (may_write and not is_writer)
-        roles = all_gather_object((is_writer, has_own_folder))
+        sends_files = writer is None or (may_write and not is_writer)
+        roles = all_gather_object((is_writer, sends_files))
         if not any(other_is_writer for other_is_writer, _ in roles):
             raise RuntimeError(
                 f"{run_dir} was deleted or moved while {len(roles)} processes were preparing it for checkpoints, so "
@@ -78,16 +74,16 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
-    # No process may list the folder while there are probes in it.
+    # No process may list the folder while it has probe files.
     barrier()
     if args.should_save and not is_writer:
         logger.warning(
-            "save_on_each_node=True, and process %d writes to the same disk as process %s: one of them writes the "
+            "save_on_each_node=True, and process %d writes to the same disk as process %s: only the latter writes "
             "checkpoints. Leave save_on_each_node at False if nodes share a disk.",
             rank,
             writer,
         )
-    return WriterRole(writer, is_writer, has_own_folder, any(has_own for _, has_own in roles))
+    return WriterRole(writer, is_writer, sends_files, any(sends for _, sends in roles))
 
 
 def _find_first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
@@ -100,7 +96,6 @@ def _find_first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
 
 @contextlib.contextmanager
 def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
-    """Make the folder in which a process writes its part of a checkpoint, and delete it after the block."""
     folder = final.parent / STAGING_DIR / f"{final.name}{RANK_SUFFIX}{rank}"
     delete_folder(folder)
     folder.mkdir(parents=True)
@@ -112,11 +107,11 @@ def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
 
 
 def send_to_writer(folder: Path, role: WriterRole, action: str) -> None:
-    """Send the files that each process wrote into its folder to the process that completes the checkpoint."""
+    """Send the files in each process's folder to the writer."""
     names = all_gather_object(sorted(list_files(folder)))
     contents: dict[str, bytes] = {}
     with raise_on_all_ranks(action):
-        if role.has_own_folder:
+        if role.sends_files:
             existing = set(names[role.writer or 0])
             contents = {name: (folder / name).read_bytes() for name in list_files(folder) if name not in existing}
     sent = all_gather_object((role.writer or 0, contents))

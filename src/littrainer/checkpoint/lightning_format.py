@@ -1,4 +1,4 @@
-"""A Trainer's training as a checkpoint of Lightning: its loops, its optimizers, its data module."""
+"""Conversion of a Trainer's checkpoint to Lightning's format."""
 
 from __future__ import annotations
 
@@ -19,28 +19,25 @@ from littrainer.checkpoint.reader import find_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.resume.rng import encode_rng_states
 
-# What Lightning asks for when it validates, tests or predicts with a checkpoint.
+# Needed by Lightning to validate, test or predict.
 INITIAL_LOOP_STATES: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
-# Where Lightning looks for the loss scaling of fp16 in a checkpoint.
 LOSS_SCALING = "MixedPrecision"
-# Under which name Lightning keeps the state of a `TrainerDataModule`, and the version of what that returns.
 DATA_MODULE = "TrainerDataModule"
 DATA_VERSION = 1
-# Marks a checkpoint of Lightning that a `TransformersModule` has written.
+# Key in checkpoints of a `TransformersModule`.
 MARK = "transformers_module"
 MARK_VERSION = 1
 
 
 @dataclass
 class TrainingStates:
-    """Where a training stands, without the weights of its model.
+    """The states of a training without its model's weights.
 
     Parameters:
-        state: steps, epochs and logs.
-        optimizer, schedule, scaling: what their `state_dict` returns, if there is one.
-        record: what `littrainer_resume.pt` holds; None if transformers wrote the checkpoint.
-        random_states: where random generators stand, as `rng_state.pth` holds it.
-        further_ranks: of each process but the first one its `random_states`, and as `data` its place in the data.
+        optimizer, schedule, scaling: state dicts, if any.
+        record: content of `littrainer_resume.pt`; None if transformers wrote the checkpoint.
+        random_states: content of `rng_state.pth`.
+        other_ranks: `random_states` and data position (`data`) of each rank except 0.
     """
 
     state: TrainerState
@@ -49,27 +46,27 @@ class TrainingStates:
     scaling: Any = None
     record: dict[str, Any] | None = None
     random_states: dict[str, Any] | None = None
-    further_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    other_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def load_training_states(folder: Path) -> TrainingStates | None:
-    """Read what a Trainer wrote to a checkpoint, ours or transformers'; None if a folder has a model alone."""
+    """Load the states in a Trainer's checkpoint; None if the folder has only a model."""
     if not (folder / TRAINER_STATE_NAME).is_file():
         return None
 
-    def read(name: str) -> Any:
+    def load(name: str) -> Any:
         return load_tensors(folder / name) if (folder / name).is_file() else None
 
     random_states = find_random_states(folder)
     return TrainingStates(
         TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)),
-        optimizer=read(OPTIMIZER_NAME),
-        schedule=read(SCHEDULER_NAME),
-        scaling=read(SCALER_NAME),
-        record=read(RESUME_RECORD_NAME),
+        optimizer=load(OPTIMIZER_NAME),
+        schedule=load(SCHEDULER_NAME),
+        scaling=load(SCALER_NAME),
+        record=load(RESUME_RECORD_NAME),
         random_states=random_states.get(0),
-        further_ranks={
-            rank: {"random_states": states, "data": (read(resume_record_name(rank)) or {}).get("data")}
+        other_ranks={
+            rank: {"random_states": states, "data": (load(resume_record_name(rank)) or {}).get("data")}
             for rank, states in random_states.items()
             if rank
         },
@@ -77,10 +74,10 @@ def load_training_states(folder: Path) -> TrainingStates | None:
 
 
 def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
-    """Return the checkpoint from which a `lightning.Trainer` goes on, without the weights.
+    """Return a checkpoint from which a `lightning.Trainer` resumes, without weights.
 
     Parameters:
-        accumulate_grad_batches: micro-batches per optimizer step, if the training kept no record of it.
+        accumulate_grad_batches: used if the checkpoint has no record of it.
     """
     from lightning.pytorch import __version__ as lightning_version
 
@@ -95,7 +92,7 @@ def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: 
     record = states.record or {}
     if record.get("lightning_callbacks"):
         checkpoint["callbacks"] = dict(record["lightning_callbacks"])
-    # Without one Lightning says that the checkpoint contains only the model.
+    # With an empty list Lightning would report a model-only checkpoint.
     if states.optimizer is not None:
         checkpoint["optimizer_states"] = [states.optimizer]
     if states.schedule is not None:
@@ -107,7 +104,7 @@ def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: 
 
 @dataclass(frozen=True)
 class LoopCounts:
-    """Counts of a fit loop: complete epochs, and micro-batches and optimizer steps of the next epoch."""
+    """Complete epochs, and micro-batches and optimizer steps of the next epoch."""
 
     epoch: int
     micro_batches: int
@@ -121,23 +118,20 @@ def _loop_counts(states: TrainingStates, accumulate_grad_batches: int) -> LoopCo
         position, sizes = states.record["position"], states.record["sizes"]
         epoch, micro_batches = position["epoch"], position["micro_batches"]
         if position["epoch_end_is_due"]:
-            # What was to be done at the end of the epoch is not Lightning's to make up for.
             epoch, micro_batches = epoch + 1, 0
         steps_in_epoch = -(-micro_batches // sizes["accumulation"])
         before = steps * sizes["accumulation"] - micro_batches if sizes["is_endless"] else epoch * sizes["epoch_length"]
         return LoopCounts(epoch, micro_batches, steps_in_epoch, before + micro_batches)
     epochs = int(states.state.epoch)
     fraction = states.state.epoch - epochs
-    # An epoch has the same number of steps throughout, so the fraction tells how many of them this one has had.
     steps_in_epoch = round(steps * fraction / states.state.epoch) if fraction else 0
     return LoopCounts(epochs, steps_in_epoch * accumulate_grad_batches, steps_in_epoch, steps * accumulate_grad_batches)
 
 
 def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, Any]:
     record = states.record or {}
-    # From it, with the epoch, the random order of an epoch follows.
     seed = (record.get("data") or {}).get("order_seed")
-    ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.further_ranks}
+    ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.other_ranks}
     return {
         "version": DATA_VERSION,
         "processes": [
@@ -145,11 +139,13 @@ def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, 
                 "epoch": counts.epoch,
                 "micro_batches": counts.micro_batches,
                 "sizes": record.get("sizes"),
-                "data": one["data"],
-                "random": None if one["random_states"] is None else encode_rng_states(one["random_states"]),
+                "data": states_of_rank["data"],
+                "random": encode_rng_states(random)
+                if (random := states_of_rank["random_states"]) is not None
+                else None,
                 "order_seed": None if seed is None else int(seed),
             }
-            for _, one in sorted(ranks.items())
+            for _, states_of_rank in sorted(ranks.items())
         ],
     }
 
@@ -158,7 +154,6 @@ def _fit_loop_state(steps: int, counts: LoopCounts) -> dict[str, Any]:
     epochs, in_epoch = counts.epoch, counts.micro_batches > 0
     begun = epochs + in_epoch
     total, current = _stages(counts.micro_batches_in_all), _stages(counts.micro_batches)
-    # Only the stages that Lightning counts for it stand in a progress.
     step = {"total": _counts(steps), "current": _counts(counts.steps_in_epoch)}
     zero = {name: {**counts, "started": counts["ready"]} for name, counts in step.items()}
     epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}

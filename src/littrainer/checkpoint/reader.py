@@ -1,7 +1,4 @@
-"""Reading the states of trainer, optimizer, schedule and random generators from a checkpoint.
-
-A ValueError says that a file is damaged, could run code, or holds the state of something else.
-"""
+"""Loading of trainer, optimizer, scheduler and random states; damage, code and mismatches raise a ValueError."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 
 def read_world_size(folder: Path) -> int:
-    """Return how many processes wrote a checkpoint together; without a record its files of random states tell."""
     record = load_tensors(folder / RESUME_RECORD_NAME) if (folder / RESUME_RECORD_NAME).is_file() else {}
     if "sizes" in record:
         return int(record["sizes"]["world_size"])
@@ -43,18 +39,17 @@ def read_world_size(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Return the trainer state of a checkpoint; a ValueError if the file is none.
+    """Load the trainer state of a checkpoint.
 
-    The best checkpoint is looked for next to this one, since people move and copy the folder of a run; a best one that
-    no longer exists is forgotten.
+    A best checkpoint next to it is preferred, since users move runs; a missing best checkpoint is reset to None.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     if state.best_model_checkpoint is None:
         return state
     recorded = Path(state.best_model_checkpoint)
-    beside = folder.parent / recorded.name
-    if beside.is_dir() and not (recorded.is_dir() and recorded.samefile(beside)):
-        state.best_model_checkpoint = str(beside)
+    sibling = folder.parent / recorded.name
+    if sibling.is_dir() and not (recorded.is_dir() and recorded.samefile(sibling)):
+        state.best_model_checkpoint = str(sibling)
     elif not recorded.is_dir():
         logger.warning("The best checkpoint so far, %s, is gone; it is not loaded.", state.best_model_checkpoint)
         state.best_model_checkpoint = None
@@ -62,7 +57,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
-    """Return the whole state of the optimizer, with numbers or names of parameters, and the path where it was found."""
+    """Return the file and the full state of the optimizer, by parameter number or name."""
     path = folder / OPTIMIZER_NAME
     if not path.is_file() and (folder / FSDP_OPTIMIZER_NAME).is_file():
         path = folder / FSDP_OPTIMIZER_NAME
@@ -74,7 +69,6 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Load the state of the optimizer."""
     path, state = read_optimizer_state(folder)
     if is_keyed_by_name(state):
         state = convert_to_param_ids(model, optimizer, state)
@@ -83,67 +77,60 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def refuse_mismatched_optimizer(path: Path, optimizer: Any, state: Any) -> None:
-    """Raise a ValueError if a state, with numbers of parameters, is not one of this training's optimizer."""
+    """Raise a ValueError if a state's parameter groups differ in size from the optimizer's."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        # Such an optimizer may keep its state in another form.
         return
     sizes = [len(group["params"]) for group in state["param_groups"]]
-    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != own_sizes:
+    expected_sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != expected_sizes:
         raise ValueError(
             f"{path} does not fit the optimizer of this training: its groups have {sizes} parameters and those of the "
-            f"optimizer have {own_sizes}. Set up model and arguments as they were when the checkpoint was written, or "
-            "load its model and start a new training."
+            f"optimizer have {expected_sizes}. Set up model and arguments as they were when the checkpoint was "
+            "written, or load its model and start a new training."
         )
 
 
 def load_scheduler(schedule: Any, groups: int, folder: Path) -> None:
-    """Load the state of the schedule of an optimizer with so many parameter groups."""
     if getattr(schedule, "is_saved_by_engine", False):
         return
     schedule.load_state_dict(_match_group_count(load_tensors(folder / SCHEDULER_NAME), groups))
 
 
 def load_scaler(scaler: Any, folder: Path) -> None:
-    """Load the state of the loss scaling of fp16, if both the checkpoint and this training have one."""
+    """Load the state of fp16 loss scaling, if any."""
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(load_tensors(folder / SCALER_NAME))
 
 
 def load_random_states(folder: Path, args: Any) -> None:
-    """Put the random number generators of this process into the states that the checkpoint has."""
     name = random_state_name(args)
     if (folder / name).is_file():
         set_rng_states(read_random_states(folder / name))
     elif read_world_size(folder) == args.world_size:
-        # The resume has warned of another number of processes.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 
 
-# Entries of torch's schedules with one value for each parameter group.
 PER_GROUP_KEYS = ("base_lrs", "_last_lr", "lr_lambdas")
 
 
 def _match_group_count(state: dict[str, Any], groups: int) -> dict[str, Any]:
-    # A model that is split between processes has more groups than one that is whole; rates of all groups are the same.
-    match_to_model = dict(state)
+    # A sharded model has more groups, all with the same learning rate.
+    matched = dict(state)
     for name in PER_GROUP_KEYS:
         values = state.get(name)
-        if isinstance(values, list) and values and len(values) != groups and all(one == values[0] for one in values):
-            match_to_model[name] = values[:1] * groups
-    return match_to_model
+        if isinstance(values, list) and values and len(values) != groups and values.count(values[0]) == len(values):
+            matched[name] = values[:1] * groups
+    return matched
 
 
 def read_random_states(path: Path) -> Any:
-    """Return what a file of random states holds."""
-    # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
     numpy: Any = np
     allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
     return load_tensors(path, allowed)
 
 
 def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the states that a checkpoint has of each process, by rank."""
+    """Load all random states, by rank."""
     if (folder / RANDOM_STATE_NAME).is_file():
         return {0: read_random_states(folder / RANDOM_STATE_NAME)}
     ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]

@@ -1,7 +1,6 @@
-"""A run whose output_dir is an address: its local folder is uploaded behind the training, and fetched for a resume.
+"""A run whose output_dir is a URL: uploads of its local folder, and downloads for a resume.
 
-A checkpoint's manifest is uploaded last and emptied first, so a checkpoint is complete at the address or not there.
-Neither a listing nor a time decides: what has a readable manifest exists, and the highest step is the newest.
+A checkpoint's manifest is uploaded last and emptied first. Neither listings nor times are trusted.
 """
 
 from __future__ import annotations
@@ -28,62 +27,60 @@ from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFold
 
 logger = logging.getLogger(__name__)
 
-# At the address: the run that uploads there, and the checkpoints that are complete, which a listing may miss.
+# At the URL: the run that uploads, and its complete checkpoints, which a listing may miss.
 MARKER_NAME = ".littrainer_running.json"
-# Written and deleted there, so that nothing is taken apart that cannot be deleted.
+# Written and deleted at the URL to check the permission to delete.
 PROBE_NAME = ".littrainer_probe"
-# In the local folder, which may be a copy, by the address: the sums of the manifests that were last there.
+# In the local folder, by URL: CRC-32 of the manifests last at the URL.
 UPLOADED_MANIFESTS_NAME = ".littrainer_uploaded.json"
-# In the local folder, by the address: size and modification time of each file outside of checkpoints that is there.
+# In the local folder, by URL: size and time of uploaded files outside of checkpoints.
 UPLOADED_FILES_NAME = ".littrainer_sent.json"
 MESSAGE_INTERVAL_S = 30.0
-# In the manifest of a checkpoint at the address that is being uploaded or deleted.
+# A manifest at the URL during the upload or deletion of its checkpoint.
 INCOMPLETE = b""
 
 
 def _highest_first(paths: Iterable[object]) -> list[str]:
-    """Return the names of those that are checkpoints, once each, the highest step first."""
+    """Return the checkpoints' names without duplicates, highest step first."""
     steps = {Path(str(path)).name: checkpoint_step(str(path)) for path in paths}
     return sorted((name for name, step in steps.items() if step is not None), key=lambda name: -(steps[name] or 0))
 
 
 class RemoteRun:
-    """A run at an address, and the local folder that stands for it.
+    """A run at a URL and the local folder that mirrors it.
 
     Attributes:
-        hang_timeout: seconds without an uploaded object after which `finish` fails; 0 if none.
-        manifests: what they hold at the address, by the checkpoints' names; INCOMPLETE if one is not complete.
-        foreign: names of checkpoints at the address without a manifest, such as those of transformers.
-        gone: names of local ones that were uploaded from here and are no longer at the address.
-        earlier: local manifests of those that are not of this training, and so are not deleted at the address.
-        deferred: paths of local ones that are to be deleted when they no longer have to stay.
-        rotated: names of those that this training deletes here, and so at the address.
+        hang_timeout: seconds without progress after which `finish` fails; 0 for no limit.
+        manifests: contents of the manifests at the URL, by checkpoint.
+        foreign: checkpoints at the URL without a manifest.
+        deleted: local checkpoints that were deleted at the URL.
+        earlier: local manifests from before this training, whose checkpoints stay at the URL.
+        deferred: paths of local checkpoints whose deletion waits for an upload.
+        rotated: checkpoints that this training deletes here and at the URL.
     """
 
     def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
         make_output_dir(str(folder))
         self.folder, self.remote = folder, RemoteFolder(str(get_remote_url(folder)))
         self.manifests: dict[str, bytes] = {}
-        self.foreign, self.gone, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
-        # Checkpoint -> files of an upload that has not ended with a manifest: the checkpoint was thinned meanwhile.
-        self._begun: dict[str, set[str]] = {}
+        self.foreign, self.deleted, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
+        # Checkpoint -> files of an upload without a manifest, since the checkpoint was thinned.
+        self._partial_uploads: dict[str, set[str]] = {}
         self.earlier: dict[str, bytes | None] = {}
-        self._known = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.address)
+        self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.address)
         self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
-        self.hang_timeout, self._is_asked = hang_timeout, False
-        self._work: threading.Thread | None = None
+        self.hang_timeout, self._is_requested = hang_timeout, False
+        self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def local_checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints in the local folder, the highest step first."""
         return [path.name for path in list_checkpoints(self.folder)]
 
     def scan(self) -> None:
-        """Find out what is at the address."""
         listed = _highest_first(self.remote.listed())
-        noted = _parse_json_object(self.remote.read(MARKER_NAME)).get("checkpoints")
-        for name in _highest_first([*listed, *(noted if isinstance(noted, list) else ()), *self.local_checkpoints()]):
-            # A checkpoint that is not there has grave effects.
+        marked = _parse_json_object(self.remote.read(MARKER_NAME)).get("checkpoints")
+        for name in _highest_first([*listed, *(marked if isinstance(marked, list) else ()), *self.local_checkpoints()]):
+            # Read twice, since missing checkpoints are deleted here.
             content = self.remote.read(f"{name}/{MANIFEST_NAME}") or self.remote.read(f"{name}/{MANIFEST_NAME}")
             if content == INCOMPLETE or _parse_or_none(content) is not None:
                 self.manifests[name] = content or INCOMPLETE
@@ -92,136 +89,138 @@ class RemoteRun:
             elif name in listed:
                 self.foreign.add(name)
             elif self._was_uploaded(name, self.read_local_manifest(name)):
-                self.gone.add(name)
+                self.deleted.add(name)
 
     def read_local_manifest(self, name: str) -> bytes | None:
         return _read_bytes(self.folder / name / MANIFEST_NAME)
 
-    def stays(self, name: str, content: bytes) -> bool:
-        """Return whether the local one is what is at the address, or was written when that was there already."""
-        own = self.read_local_manifest(name)
-        return own == content or (own is not None and self._was_uploaded(name, content))
+    def is_current(self, name: str, content: bytes) -> bool:
+        """Return whether the local checkpoint is not older than the URL's."""
+        local = self.read_local_manifest(name)
+        return local == content or (local is not None and self._was_uploaded(name, content))
 
     def _was_uploaded(self, name: str, manifest: bytes | None) -> bool:
-        """Return whether a checkpoint with this manifest was uploaded from here, or downloaded to here."""
-        return manifest is not None and self._known.get(name) == zlib.crc32(manifest)
+        """Return whether a checkpoint with this manifest was uploaded from or downloaded to here."""
+        return manifest is not None and self._uploaded.get(name) == zlib.crc32(manifest)
 
     def _move_local_aside(self, name: str) -> None:
-        """Delete a local checkpoint if it was uploaded and there is another one, else set it aside."""
-        own, local = self.read_local_manifest(name), self.folder / name
+        """Rename a local checkpoint, and delete it if it was uploaded and the URL has another."""
+        manifest, local = self.read_local_manifest(name), self.folder / name
         if not local.is_dir():
             return
-        was_uploaded = self._was_uploaded(name, own)
-        aside = f".deleted-{name}" if was_uploaded else f".never-uploaded-{name}-{zlib.crc32(own or b''):08x}"
+        was_uploaded = self._was_uploaded(name, manifest)
+        aside = f".deleted-{name}" if was_uploaded else f".never-uploaded-{name}-{zlib.crc32(manifest or b''):08x}"
         delete_folder(self.folder / aside)
         local.rename(self.folder / aside)
         if not was_uploaded:
-            logger.warning("%s is now %s: %s has another one of that name.", local, aside, self.remote.address)
+            logger.warning("%s is now %s: %s has another checkpoint of that name.", local, aside, self.remote.address)
         elif any(self.manifests.values()):
             delete_folder(self.folder / aside)
 
     def download(self, name: str) -> bool:
-        """Download a checkpoint unless it is here; return whether it is here, and intact; damage there is an error."""
+        """Download a checkpoint unless the local copy is current; return whether it is intact.
+
+        Raises:
+            RemoteFolderError: the checkpoint is damaged, or the local copy cannot be replaced.
+        """
         local, content = self.folder / name, self.remote.read(f"{name}/{MANIFEST_NAME}")
         manifest = _parse_or_none(content)
-        if (content is None or manifest is None or self.stays(name, content)) and not damage_in(local):
+        if (content is None or manifest is None or self.is_current(name, content)) and not damage_in(local):
             return True
-        # Another run is uploading or deleting it.
+        # Another run uploads or deletes the checkpoint.
         if manifest is None and content is not None:
             return False
-        part = self.folder / STAGING_DIR / f"{name}{RANK_SUFFIX}{os.getpid()}"
+        staging = self.folder / STAGING_DIR / f"{name}{RANK_SUFFIX}{os.getpid()}"
         logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
         try:
-            # A process of the same number may have been killed before.
-            delete_folder(part)
+            # A killed process may have had this pid.
+            delete_folder(staging)
             if content is not None and manifest is not None:
-                self._download(name, content, manifest, part)
-            elif not self._download_without_manifest(name, part):
+                self._download_with_retry(name, content, manifest, staging)
+            elif not self._download_without_manifest(name, staging):
                 return False
-            # Another process of this machine may download it at the same time.
+            # Another process of this machine may download it too.
             with contextlib.suppress(OSError):
                 self._move_local_aside(name)
-                part.rename(local)
+                staging.rename(local)
             if not local.is_dir() or self.read_local_manifest(name) != content:
                 raise RemoteFolderError(f"{self.remote.address}/{name} was downloaded, and {local} cannot be replaced.")
             self._record_uploads(name)
             return True
         finally:
-            shutil.rmtree(part, ignore_errors=True)
-            remove_if_empty(part.parent)
+            shutil.rmtree(staging, ignore_errors=True)
+            remove_if_empty(staging.parent)
 
-    def _download(self, name: str, content: bytes, manifest: Manifest, part: Path) -> None:
+    def _download_with_retry(self, name: str, content: bytes, manifest: Manifest, staging: Path) -> None:
         self.manifests[name] = content
-        part.mkdir(parents=True)
-        (part / MANIFEST_NAME).write_bytes(content)
+        staging.mkdir(parents=True)
+        (staging / MANIFEST_NAME).write_bytes(content)
         for _ in range(MAX_TRIES):
             for file, record in manifest.files.items():
-                if not (part / file).is_file() or file_record(part / file) != record:
-                    self.remote.download(f"{name}/{file}", part / file)
-            if not (damage := damage_in(part)) and not edits_in(part):
+                if not (staging / file).is_file() or file_record(staging / file) != record:
+                    self.remote.download(f"{name}/{file}", staging / file)
+            if not (damage := damage_in(staging)) and not edits_in(staging):
                 return
         if damage:
             raise RemoteFolderError(
                 f"{self.remote.address}/{name} was downloaded {MAX_TRIES} times and is damaged: {' '.join(damage)} Try "
-                "it later, delete it there, or give the address of another checkpoint."
+                "again later, delete it there, or give the URL of another checkpoint."
             )
 
-    def _download_without_manifest(self, name: str, part: Path) -> bool:
-        """Return whether it is a checkpoint, and intact."""
-        damage = [f"{file} would be outside of it." for file in self.remote.download_all(name, part)]
-        # Our own files without the manifest are a part of a checkpoint.
-        if not part.is_dir() or any(part.glob("littrainer_*")):
+    def _download_without_manifest(self, name: str, staging: Path) -> bool:
+        damage = [f"{file} would be outside of it." for file in self.remote.download_all(name, staging)]
+        # Files of littrainer without a manifest are an incomplete checkpoint.
+        if not staging.is_dir() or any(staging.glob("littrainer_*")):
             return False
-        if damage := damage or damage_in(part):
+        if damage := damage or damage_in(staging):
             logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.address, name, " ".join(damage))
         return not damage
 
     def claim(self) -> None:
-        """Begin to be the run that uploads there; whether another one is alive cannot be known without locks.
+        """Register as the run that uploads to the URL, and synchronize the local folder.
 
-        A checkpoint that is only there gets a local folder with its manifest, so that it counts when older ones are
-        rotated. One that was uploaded from here and is no longer there is deleted, or set aside if there is no other.
+        A checkpoint only at the URL gets a local manifest, so that rotation counts it. A checkpoint deleted there is
+        deleted or renamed here.
         """
         if (marker := self.remote.read(MARKER_NAME)) is None:
-            # The files that were sent are there no longer.
+            # The URL was emptied: upload all files again.
             (self.folder / UPLOADED_FILES_NAME).unlink(missing_ok=True)
         if holder := _parse_json_object(marker).get("holder"):
-            logger.warning("%s is taken over from %s, which has not said that it ended.", self.remote.address, holder)
+            logger.warning("%s is taken over from %s, which did not release it.", self.remote.address, holder)
         self.scan()
-        for name in self.gone:
-            logger.warning("%s/%s was deleted there, so it goes from %s too.", self.remote.address, name, self.folder)
+        for name in self.deleted:
+            logger.warning("%s/%s was deleted, so it is removed from %s too.", self.remote.address, name, self.folder)
             self._move_local_aside(name)
         if self.foreign:
             effect = "They are never deleted, and a new checkpoint of the same name replaces their files"
             logger.warning("%s: no manifest in %s. %s.", self.remote.address, ", ".join(sorted(self.foreign)), effect)
         for name, content in self.manifests.items():
-            if content and not self.stays(name, content):
+            if content and not self.is_current(name, content):
                 self._move_local_aside(name)
                 (self.folder / name).mkdir()
                 write_atomically(self.folder / name / MANIFEST_NAME, content)
         self._write_marker()
         self._refuse_second_run()
 
-    def end(self) -> None:
-        """Stop being the run that uploads there."""
-        # An upload that hangs would hang here too, and the error of the training is the one to raise.
-        if self._work is None or not self._work.is_alive():
+    def release(self) -> None:
+        """Unregister from the URL, unless an upload hangs; errors are ignored."""
+        if self._thread is None or not self._thread.is_alive():
             with contextlib.suppress(RemoteFolderError, OSError):
                 self._refuse_second_run()
                 self._identity["holder"] = ""
                 self._write_marker()
 
-    def begin(self) -> threading.Thread:
-        """Begin to upload what has changed, or do it after what is on its way."""
-        self._is_asked = True
-        if self.earlier and self._work is None:
+    def start(self) -> threading.Thread:
+        """Upload changes in a thread, after a running upload."""
+        self._is_requested = True
+        if self.earlier and self._thread is None:
             text = "%s has %s of an earlier run, which stay unless saved again. A resume takes the highest step."
             logger.warning(text, self.remote.address, ", ".join(self.earlier))
-        if self._work is None or not self._work.is_alive():
-            # An upload may hang, and a process that ends does not wait for a daemon.
-            self._work = threading.Thread(target=self._upload_until_done, name="littrainer uploads", daemon=True)
-            self._work.start()
-        return self._work
+        if self._thread is None or not self._thread.is_alive():
+            # A hanging upload must not keep the process alive.
+            self._thread = threading.Thread(target=self._upload_until_done, name="littrainer uploads", daemon=True)
+            self._thread.start()
+        return self._thread
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -229,19 +228,19 @@ class RemoteRun:
             logger.warning("%s", text)
 
     def finish(self) -> None:
-        """Wait for running uploads, and upload what is left; an upload that fails twice, or hangs, is an error."""
+        """Upload all changes and wait; raise a RemoteFolderError after two failures or a hang."""
         seconds = self.hang_timeout or MESSAGE_INTERVAL_S
         for _ in range(2):
-            work, written = self.begin(), -1
-            while work.is_alive() and not (self.hang_timeout and written == RemoteFolder.written):
+            thread, written = self.start(), -1
+            while thread.is_alive() and not (self.hang_timeout and written == RemoteFolder.written):
                 written = RemoteFolder.written
-                work.join(seconds)
-                if work.is_alive():
+                thread.join(seconds)
+                if thread.is_alive():
                     logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
-            if work.is_alive():
+            if thread.is_alive():
                 self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
-            # The thread may have ended just when more was requested.
-            elif self._error is None and not self._is_asked:
+            # The thread may have ended before `start` requested more.
+            elif self._error is None and not self._is_requested:
                 return
         raise RemoteFolderError(
             f"{self._error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and the "
@@ -249,23 +248,22 @@ class RemoteRun:
         ) from self._error
 
     def _upload_until_done(self) -> None:
-        while self._is_asked:
-            self._is_asked, self._error = False, None
+        while self._is_requested:
+            self._is_requested, self._error = False, None
             try:
                 self._upload_all()
-            # A thread that ends for whatever reason has not uploaded all.
             except BaseException as error:
                 self._error = error
-                logger.warning("%s It is tried again at the next save, or at the end of training.", error)
+                logger.warning("%s The upload is retried at the next save, or at the end of training.", error)
 
     def _upload_all(self) -> None:
         self._refuse_second_run()
         while (name := self._next_to_upload()) is not None:
-            # The checkpoint may be thinned or deleted meanwhile.
+            # The checkpoint may be deleted meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._upload(name)
         upload_files(self.folder, self._write)
-        # Nothing older is deleted before the newest one is safe.
+        # Older checkpoints are deleted only after the newest is complete.
         local = self.local_checkpoints()
         older = {name for name, content in self.manifests.items() if not content or name in self.rotated}
         older = older.difference(self.earlier, local)
@@ -275,7 +273,7 @@ class RemoteRun:
         try:
             self.remote.write(PROBE_NAME, b"")
             self.remote.delete(PROBE_NAME, is_folder=True)
-            effect = "It is tried again at the next save, or by the next training there."
+            effect = "The deletion is retried at the next save, or by the next training there."
             for name in older:
                 self.manifests[name] = INCOMPLETE
                 self._write(f"{name}/{MANIFEST_NAME}", INCOMPLETE)
@@ -286,24 +284,25 @@ class RemoteRun:
             self._warn_once(f"{error} {effect}")
 
     def should_defer_deletion(self, path: str) -> bool:
-        """Return whether a checkpoint that is to be deleted has to stay for now, and note it if so."""
+        """Return whether a deletion has to wait for an upload, and record it."""
         must_stay = self.must_keep(path)
         (self.deferred.add if must_stay else self.deferred.discard)(path)
         return must_stay
 
     def on_resume(self, name: str) -> None:
-        """Let earlier checkpoints at the URL be deleted, if a training resumes from this one, which is among them."""
+        """Allow deletion of earlier checkpoints at the URL after a resume from one of them."""
         if self.earlier.get(name) == self.read_local_manifest(name):
             self.earlier.clear()
 
     def must_keep(self, path: str) -> bool:
-        """Return whether a checkpoint stays here, since neither it nor a newer one is safe at the address."""
+        """Return whether neither the checkpoint nor a newer checkpoint is uploaded; else record its rotation."""
         name, local = Path(path).name, self.local_checkpoints() if Path(path).parent == self.folder else []
-        # A newer checkpoint that is safe may have been deleted here already.
+        # Newer uploaded checkpoints may have been deleted here.
         names = _highest_first([*local, *(self.manifests.keys() - self.earlier.keys())])
-        stays = name in local and not any(map(self._is_uploaded, names[: names.index(name) + 1]))
-        self.rotated |= set() if stays else {name}.intersection(local)
-        return stays
+        must_stay = name in local and not any(map(self._is_uploaded, names[: names.index(name) + 1]))
+        if not must_stay and name in local:
+            self.rotated.add(name)
+        return must_stay
 
     def _is_uploaded(self, name: str) -> bool:
         content = self.manifests.get(name)
@@ -313,25 +312,27 @@ class RemoteRun:
         for name in self.local_checkpoints():
             if (path := str(self.folder / name)) in self.deferred and not self.must_keep(path):
                 continue
-            if self._is_uploaded(name) or not (own := self.read_local_manifest(name)):
+            if self._is_uploaded(name) or not (content := self.read_local_manifest(name)):
                 continue
-            manifest, damage = _parse_or_none(own), " ".join(damage_in(self.folder / name))
+            manifest, damage = _parse_or_none(content), " ".join(damage_in(self.folder / name))
             if manifest and not damage and all((self.folder / name / file).is_file() for file in manifest.files):
                 return name
-            # A checkpoint that was thinned or deleted meanwhile is as it has to be.
-            if self.read_local_manifest(name) == own:
+            # Otherwise the checkpoint was thinned or deleted meanwhile.
+            if self.read_local_manifest(name) == content:
                 self._warn_once(f"{self.folder / name} is damaged, and not uploaded to {self.remote.address}. {damage}")
         return None
 
     def _upload(self, name: str) -> None:
         content = (self.folder / name / MANIFEST_NAME).read_bytes()
         now, before = parse_manifest(content).files, _parse_or_none(self.manifests.get(name))
-        there = {} if before is None else before.files
-        self.earlier = {other: own for other, own in self.earlier.items() if other != name or own == content}
-        if changed := [file for file in now if there.get(file) != now[file]]:
+        uploaded = {} if before is None else before.files
+        if self.earlier.get(name, content) != content:
+            # Replaced, since another thread may iterate.
+            self.earlier = {other: manifest for other, manifest in self.earlier.items() if other != name}
+        if changed := [file for file in now if uploaded.get(file) != now[file]]:
             self.manifests[name] = INCOMPLETE
             self._write(f"{name}/{MANIFEST_NAME}", INCOMPLETE)
-            self._begun.setdefault(name, set()).update(there, changed)
+            self._partial_uploads.setdefault(name, set()).update(uploaded, changed)
         try:
             for file in changed:
                 self._write(f"{name}/{file}", self.folder / name / file)
@@ -341,7 +342,7 @@ class RemoteRun:
         if self.read_local_manifest(name) != content or damage_in(self.folder / name):
             return
         self._write(f"{name}/{MANIFEST_NAME}", content)
-        for file in (self._begun.pop(name, set()) | there.keys()) - now.keys():
+        for file in (self._partial_uploads.pop(name, set()) | uploaded.keys()) - now.keys():
             self.remote.delete(f"{name}/{file}")
         self.manifests[name] = content
         self.rotated.discard(name)
@@ -349,7 +350,7 @@ class RemoteRun:
         logger.info("Uploaded %s to %s", self.folder / name, self.remote.address)
 
     def _write(self, name: str, content: bytes | Path) -> None:
-        """Write an object, unless another run has begun meanwhile, as after a machine stood still."""
+        """Upload an object, unless another run has taken over."""
         self._refuse_second_run()
         self.remote.write(name, content)
 
@@ -367,23 +368,22 @@ class RemoteRun:
         self._record_uploads()
 
     def _record_uploads(self, *names: str) -> None:
-        """Note that what is at the address under these names, or all, is here or was replaced by what is here."""
-        found = {name: self.manifests.get(name) for name in names or self.manifests}
-        self._known |= {name: zlib.crc32(content) for name, content in found.items() if content}
+        """Record manifests at the URL as uploaded from or downloaded to here."""
+        contents = {name: self.manifests.get(name) for name in names or self.manifests}
+        self._uploaded |= {name: zlib.crc32(content) for name, content in contents.items() if content}
         write_atomically(
-            self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.address: self._known}, indent=1)
+            self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.address: self._uploaded}, indent=1)
         )
 
 
 def _read_bytes(path: Path) -> bytes | None:
-    # Another thread may delete it, and a disk may fail.
     with contextlib.suppress(OSError):
         return path.read_bytes()
     return None
 
 
 def _parse_or_none(content: bytes | None) -> Manifest | None:
-    """Return a manifest; None if there is none, it is torn, or it names files outside of the checkpoint."""
+    """Return a manifest; None if it is missing, torn or names files outside of the checkpoint."""
     try:
         manifest = parse_manifest(content or b"")
     except DamagedManifest:
@@ -392,7 +392,7 @@ def _parse_or_none(content: bytes | None) -> Manifest | None:
 
 
 def _parse_json_object(content: bytes | None, address: str | None = None) -> dict[str, Any]:
-    """Return what is in a JSON object, or of one by addresses under this; nothing if it is torn or does not exist."""
+    """Return a JSON object, or its entry for a URL; an empty dict if it is missing or torn."""
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
         fields = json.loads(content or b"{}")
         fields = fields if address is None else fields[address]
@@ -404,7 +404,7 @@ def _parse_json_object(content: bytes | None, address: str | None = None) -> dic
 
 
 def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None = None) -> None:
-    """Upload what has changed in a folder, except for checkpoints and other runs, if the folder mirrors a URL."""
+    """Upload changed files of a folder that mirrors a URL, except checkpoints and other runs."""
     if (address := get_remote_url(folder)) is None:
         return
     write, sent = (
@@ -413,7 +413,7 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
     )
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and checkpoint_step(name) is None]
-        # A folder that was uploaded by itself may be newer at the address.
+        # A folder with its own URL may be newer there.
         if Path(parent) != Path(folder) and not {UPLOADED_MANIFESTS_NAME, UPLOADED_FILES_NAME}.isdisjoint(names):
             folders[:], names[:] = [], []
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
@@ -427,16 +427,16 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
 
 
 def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
-    """Download the newest checkpoint at a URL, and the best one that it names, to the folder that mirrors the URL.
+    """Download a URL's newest checkpoint, and the best that it names, to the folder that mirrors the URL.
 
-    Checkpoints in `without` do not count, nor do those that this returns: they were deleted at the URL.
+    Return the local checkpoints that were deleted at the URL.
     """
     run = RemoteRun(Path(folder))
     run.scan()
-    names = {*run.manifests, *run.foreign, *run.local_checkpoints()}.difference(run.gone, without)
+    names = {*run.manifests, *run.foreign, *run.local_checkpoints()}.difference(run.deleted, without)
     for name in _highest_first(names):
         content = run.manifests.get(name) or INCOMPLETE
-        manifest = (None if run.stays(name, content) else _parse_or_none(content)) or readable_manifest(
+        manifest = (None if run.is_current(name, content) else _parse_or_none(content)) or readable_manifest(
             run.folder / name
         )
         if not manifest.is_thinned and manifest.weights_are_finite is not False and run.download(name):
@@ -444,21 +444,21 @@ def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[st
             if (best := Path(str(state.get("best_model_checkpoint") or "")).name) in run.manifests:
                 run.download(best)
             break
-    return run.gone
+    return run.deleted
 
 
 def download_checkpoint(folder: Path) -> None:
-    """Download one checkpoint to the local folder that mirrors its URL, unless it is there."""
+    """Download a checkpoint to the folder that mirrors its URL, unless it is current."""
     RemoteRun(folder.parent).download(folder.name)
 
 
 def download_small_files(folder: Path, names: Collection[str]) -> Path:
-    """Download files of a run, and of its newest checkpoint, to a separate folder, and return the folder."""
+    """Download a run's small files to a separate folder, and return it."""
     run = RemoteRun(folder)
     run.scan()
     complete = [name for name, content in run.manifests.items() if content]
     shutil.rmtree(target := folder / ".report" / folder.name, ignore_errors=True)
-    for place in ["", *(f"{name}/" for name in _highest_first(complete)[:1])]:
+    for prefix in ["", *(f"{name}/" for name in _highest_first(complete)[:1])]:
         for name in names:
-            run.remote.download(f"{place}{name}", target / place / name)
+            run.remote.download(f"{prefix}{name}", target / prefix / name)
     return target

@@ -1,4 +1,4 @@
-"""Older checkpoints when a new one is complete: which stay, and which of them can be resumed from."""
+"""Rotation and thinning of older checkpoints after a save."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A resume needs these in addition to weights and trainer state; DeepSpeed's files hold both in one.
+# Files that only a resume needs.
 RESUME_FILE = re.compile(
     rf"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|littrainer_resume(_\d+)?\.pt|{OPTIMIZER_FOLDER}"
 )
-# Modification times that are closer do not show which checkpoint is older.
+# Closer times do not show which checkpoint is older.
 MIN_TIME_SPREAD_S = 1.0
 
 
@@ -45,15 +45,14 @@ def sort_checkpoints(
     """Return checkpoint directories, the oldest first.
 
     Parameters:
-        output_dir: the folder that holds them.
-        checkpoint_prefix: their names before the step.
-        use_mtime: order by when they were written, as their manifests say, or by modification times if one has no
-            manifest and the times tell them apart; else by step.
-        best_model_checkpoint: moved to the last place but one, out of the way of rotation.
+        output_dir: the folder that contains them.
+        checkpoint_prefix: the part of their names before the step.
+        use_mtime: sort by the order of writing in their manifests, or by modification time if a manifest is missing
+            and the times differ; else by step.
+        best_model_checkpoint: moved to the second to last position, so that rotation does not delete it.
     """
     pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
     steps: dict[str, int] = {}
-    # As glob does, find nothing in a folder that does not exist or cannot be read.
     with contextlib.suppress(OSError), os.scandir(output_dir) as entries:
         for entry in entries:
             if (match := pattern.fullmatch(entry.name)) and entry.is_dir():
@@ -69,10 +68,10 @@ def sort_checkpoints(
 
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
-    # A clock that is set back must not make a new checkpoint an old one.
+    # Sequence numbers do not depend on the clock.
     sequences, times = {path: read_sequence(path) for path in by_step}, dict[str, float]()
     for path in by_step:
-        # A user may delete a checkpoint meanwhile, which is left out.
+        # A user may delete a checkpoint meanwhile.
         with contextlib.suppress(FileNotFoundError):
             times[path] = os.path.getmtime(path)
     if all(sequences[path] is not None for path in times):
@@ -89,33 +88,31 @@ def rotate_checkpoints(
     use_mtime: bool = False,
     checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
     newest: str | None = None,
-    also_kept: Collection[str] = (),
+    protected: Collection[str] = (),
 ) -> None:
-    """Delete the oldest checkpoints beyond `save_total_limit`; the newest and the best one always stay.
-
-    If the weights of all that would stay are known not to be finite, the newest one before them stays too.
+    """Delete the oldest checkpoints beyond `save_total_limit`, except the newest, the best and the newest finite.
 
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
-        newest: the checkpoint that was written last, if that is known.
-        also_kept: further ones that stay, whatever the limit says.
+        newest: the checkpoint that was written last, if known.
+        protected: further checkpoints to keep.
     """
     if not save_total_limit or save_total_limit < 0:
         return
     ordered = sort_checkpoints(output_dir, checkpoint_prefix, use_mtime)
-    kept = {*ordered[-1:]} if newest is None else {str(Path(newest))}
+    counted = {*ordered[-1:]} if newest is None else {str(Path(newest))}
     if best_model_checkpoint is not None:
-        kept.add(str(Path(best_model_checkpoint)))
-    surplus = len(ordered) - max(save_total_limit, len(kept))
+        counted.add(str(Path(best_model_checkpoint)))
+    surplus = len(ordered) - max(save_total_limit, len(counted))
     finite = get_newest_finite(ordered if newest is None else [*ordered, str(Path(newest))])
     store = get_store(output_dir)
-    for path in [path for path in ordered if path not in kept][: max(surplus, 0)]:
-        if path != finite and path not in also_kept:
+    for path in [path for path in ordered if path not in counted][: max(surplus, 0)]:
+        if path != finite and path not in protected:
             store.delete(path)
 
 
 def get_newest_finite(ordered: Sequence[str]) -> str | None:
-    """Return the last checkpoint that exists, is not thinned and not known to be non-finite; None if there is none."""
+    """Return the last existing checkpoint that is neither thinned nor known to be non-finite, or None."""
     for path in reversed(ordered):
         manifest = readable_manifest(Path(path))
         if not manifest.is_thinned and manifest.weights_are_finite is not False and os.path.isdir(path):
@@ -124,21 +121,16 @@ def get_newest_finite(ordered: Sequence[str]) -> str | None:
 
 
 def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
-    """Delete and thin older checkpoints as the arguments ask for; the process that writes them calls this.
-
-    Parameters:
-        state: the Trainer's, whose logs say which checkpoints are the best.
-        newest: the checkpoint that was written last.
-    """
-    limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, []
+    """Delete and thin older checkpoints according to the arguments; only the writer calls this."""
+    limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
     if args.save_total_limit_best is not None and (limit is None or limit > 0):
-        # The limit counts the newest ones alone.
-        also_kept = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
+        # The limit does not count the best checkpoints.
+        protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
         limit, best = limit or 1, None
-    rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, also_kept=also_kept)
+    rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
     if args.keep_optimizer_states is not None:
         ordered = sort_checkpoints(run_dir, use_mtime=True)
-        # Whatever the times of folders say.
+        # The newest comes last, whatever its time.
         ordered = [*(path for path in ordered if path != str(Path(newest))), str(Path(newest))]
         complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
         for path in ordered:
@@ -147,10 +139,7 @@ def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str
 
 
 def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
-    """Return the `save_total_limit_best` existing checkpoints with the best `metric_for_best_model`.
-
-    Of equal ones the earlier is better; a checkpoint whose metric is nan has none.
-    """
+    """Return the `save_total_limit_best` best checkpoints by `metric_for_best_model`, in ties the earlier."""
     name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
     sign = -1 if args.greater_is_better else 1
     values = {int(entry["step"]): sign * float(entry[name]) for entry in state.log_history if name in entry}
@@ -160,8 +149,8 @@ def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir:
 
 
 def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> None:
-    """Delete the checkpoints of a folder except the best one, if it is in the folder and no further ones are kept."""
-    # If a training was resumed from another folder, or a user has deleted the best one, none would be left here.
+    """Delete all checkpoints except the best, unless `save_total_limit_best` is set."""
+    # Without the best in this folder no checkpoint would remain.
     if args.save_total_limit_best is None and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
         for path in sort_checkpoints(run_dir):
             if os.path.realpath(path) != os.path.realpath(best):
@@ -169,21 +158,18 @@ def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> Non
 
 
 def thin_checkpoint(folder: Path) -> None:
-    """Leave a checkpoint its weights; its manifest says first that nothing else is to be expected.
-
-    Links and checkpoints without a manifest, such as those of transformers, are left as they are.
-    """
+    """Reduce a checkpoint to its weights; skip links and checkpoints without a manifest."""
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
-        # Files that a killed process was about to delete are not in the manifest any more.
+        # Files that a killed process did not delete are not in the manifest.
         surplus = [entry for entry in folder.iterdir() if RESUME_FILE.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return
         if not manifest.is_thinned:
             logger.info("Thinning the older checkpoint %s to its weights (keep_optimizer_states)", folder)
             files = manifest.files.items()
-            left = {name: record for name, record in files if not RESUME_FILE.fullmatch(name.split("/")[0])}
-            write_manifest(folder, left, manifest.sequence, manifest.weights_are_finite, is_thinned=True)
+            remaining = {name: record for name, record in files if not RESUME_FILE.fullmatch(name.split("/")[0])}
+            write_manifest(folder, remaining, manifest.sequence, manifest.weights_are_finite, is_thinned=True)
             fsync_paths(folder)
         for entry in surplus:
             delete_folder(entry)

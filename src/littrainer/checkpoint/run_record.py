@@ -1,7 +1,4 @@
-"""Records of how a run was started: littrainer_run.json, for our commands, and training_args.bin, for other tools too.
-
-The second names transformers' classes, and so opens if littrainer is not installed.
-"""
+"""Records of a run's start: littrainer_run.json, and training_args.bin for transformers and other tools."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 GIT_TIMEOUT_S = 5
-# Our class, as "module:name" -> the module of transformers that has it, and its name there.
+# littrainer's class as "module:name" -> module and name in transformers.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
     ours: (module, name)
     for module, names in REPLACED.items()
@@ -48,24 +45,24 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 
 
 def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
-    """Describe the code, the data and the model of a run that begins.
+    """Return facts about code, data and model at a run's start.
 
     Parameters:
-        model: its weights are those that the run begins with; None leaves them out.
+        model: the model with its initial weights, or None.
         train_dataset: rows, a stream, or None.
-        eval_dataset: as `train_dataset`, or a dict of several.
+        eval_dataset: like `train_dataset`, or a dict of datasets.
     """
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
-    named = {"train": train_dataset, **{f"eval {name}".rstrip(): one for name, one in evals.items()}}
+    datasets = {"train": train_dataset, **{f"eval {name}".rstrip(): dataset for name, dataset in evals.items()}}
     return {
         "code": _describe_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
-        "data": {name: fingerprint_dataset(dataset) for name, dataset in named.items() if dataset is not None},
+        "data": {name: fingerprint_dataset(dataset) for name, dataset in datasets.items() if dataset is not None},
         "model": {} if model is None else fingerprint_model(model),
     }
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `describe_run` returned."""
+    """Write littrainer_run.json: arguments without secrets, versions, the device, and the given facts."""
     names = [field.name for field in dataclasses.fields(args) if field.init and not is_secret_name(field.name)]
     packages = ("torch", "lightning", "transformers", "datasets", "peft", "numpy")
     is_cuda = args.device.type == "cuda"
@@ -85,25 +82,21 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
             "system": f"{platform.system()} {platform.machine()}",
         },
         **(facts or {}),
-        # `lightning` may hold objects of any size.
         "arguments": redact_secrets({name: getattr(args, name) for name in names if name != "lightning"}),
     }
-    text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
-    # `compare` and `report` may read it meanwhile.
+    text = json.dumps(record, indent=2, default=_to_json, skipkeys=True)
+    # Atomic, since other commands may read the file meanwhile.
     write_atomically(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
 
 
-def _as_json(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     is_configuration = hasattr(value, "to_dict") and not isinstance(value, type)
     return redact_secrets(value.to_dict()) if is_configuration else format_value(value)
 
 
 @functools.cache
 def _describe_code(script: str) -> dict[str, str | None]:
-    """Return the script's name and hash, the commit of its repository, and a hash of what is not committed there.
-
-    It is asked for once in a process, since later changes do not reach code that is loaded.
-    """
+    """Return names and hashes of script, commit and uncommitted changes when the code was loaded."""
     is_file = os.path.isfile(script)
     folder = os.path.dirname(os.path.realpath(script)) if is_file else script
     commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "diff", "HEAD", "--no-ext-diff", "--no-color")
@@ -115,9 +108,8 @@ def _describe_code(script: str) -> dict[str, str | None]:
     }
 
 
-def _git(folder: str, *words: str) -> bytes:
-    """Return what git prints; nothing if it fails, or takes long."""
-    command = ["git", "--no-optional-locks", "-C", folder, *words]
+def _git(folder: str, *arguments: str) -> bytes:
+    command = ["git", "--no-optional-locks", "-C", folder, *arguments]
     try:
         return subprocess.check_output(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=GIT_TIMEOUT_S
@@ -133,7 +125,7 @@ def _hash(content: bytes) -> str | None:
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
-# The arguments as they were written last, and the file: a training saves the same ones again and again.
+# Pickled arguments and file of the last write, since a training often saves the same arguments.
 _last_written = b"", b""
 
 
@@ -141,9 +133,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
     written = {
         **args.__getstate__(),
-        # The value may hold objects of Lightning, a whole model among them, and means nothing to other tools.
         "lightning": None,
-        # transformers keeps a state of accelerate there, and reads it from arguments that it has loaded.
         "distributed_state": None,
         "report_to": [tracker for tracker in list_trackers(args.report_to) if isinstance(tracker, str)],
     }
@@ -153,27 +143,26 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
         Path(path).write_bytes(_last_written[1])
     else:
         shared = copy.copy(args)
-        # None, as if nothing was given: who reads the file would take a mask for the secret.
+        # None, since a reader would take a mask for the secret.
         vars(shared).update(redact_secrets(written, mask=lambda name: None))
         torch.save(shared, path, pickle_module=_PICKLE_MODULE)
         _last_written = pickled, Path(path).read_bytes()
 
 
 class _Inert(dict[str, Any]):
-    """Stands for an object of any class in a file that is read: it keeps what it was given and runs nothing."""
+    """A stand-in for objects of any class, which runs no code."""
 
-    # Members of enums are written as their class and their value.
-    def __new__(cls, *given: Any) -> Any:
-        return given[0] if given else super().__new__(cls)
+    # Enum members are pickled as class and value.
+    def __new__(cls, *arguments: Any) -> Any:
+        return arguments[0] if arguments else super().__new__(cls)
 
     __setstate__ = dict.update
 
 
 def read_arguments(path: Path) -> dict[str, str]:
-    """Return the arguments in a training_args.bin as short texts without secrets, and run no code that it names."""
+    """Return the arguments in a training_args.bin as texts without secrets, and run no code of the file."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        # Whatever class the file names, an inert object takes the place of its instances.
         stored = load_tensors(path, [(_Inert, name) for name in names])
         if not isinstance(stored, _Inert):
             raise TypeError(f"it holds an object of class {type(stored).__name__}")
@@ -183,7 +172,7 @@ def read_arguments(path: Path) -> dict[str, str]:
     return {name: format_value(value) for name, value in shown.items() if not is_secret_name(name)}
 
 
-# The pickler that is written in Python, since the one in C lets nobody choose the name of a class.
+# The C pickler has no `save_global` to override.
 _PythonPickler: Any = pickle._Pickler
 
 

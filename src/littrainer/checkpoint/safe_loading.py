@@ -1,4 +1,4 @@
-"""Reading a checkpoint's files without running anything that stands in them, and without leaving its folder."""
+"""Loading of a checkpoint's files without running code of theirs or leaving its folder."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Any
 
 import torch
 
-# The name in torch's error if a file needs something that is no tensor, number, text or container.
 FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
 COULD_RUN_CODE = "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
 
 
 def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
-    """Return what a file of `torch.save` holds, on the CPU: tensors, numbers, texts and containers of them.
+    """Load a file of `torch.save` to the CPU: tensors, numbers, texts and containers of them.
 
     Parameters:
         allowed: further classes and functions that the file may name.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is damaged, or names something else, which could run code; nothing of it has run.
+        ValueError: the file is damaged, or names another class or function; no code of it has run.
     """
     try:
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    # A damaged file makes the reader fail in many ways, among them an OSError if it seeks before the start.
+    # A damaged file raises many kinds of errors, OSError among them.
     except Exception as error:
         forbidden = FORBIDDEN_GLOBAL.search(str(error))
         if forbidden is not None:
@@ -40,9 +39,8 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
 
 
 def refuse_unsafe(path: Path, advice: str) -> None:
-    """Delete a file of `torch.save` that could not be loaded safely, and raise a ValueError."""
+    """Delete a file that `load_tensors` would refuse, and raise a ValueError."""
     try:
-        # The contents of tensors are not read.
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         forbidden = FORBIDDEN_GLOBAL.search(str(error))
@@ -54,7 +52,6 @@ def refuse_unsafe(path: Path, advice: str) -> None:
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file; a ValueError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -65,11 +62,11 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def resolve_inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """Return the file that the index `named_by` names; one that leaves the folder, or a link, is a ValueError."""
+    """Return the path of a file in an index, or raise a ValueError if it is outside of the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
         raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")
     target, home = (folder / name).resolve(), folder.resolve()
-    # huggingface_hub keeps a download as links from its snapshot into the blobs next to it.
+    # A download of huggingface_hub has links from snapshots/ to blobs/.
     in_download = target.parent.name == "blobs" and target.parent.parent in home.parents
     if home not in target.parents and not in_download:
         raise ValueError(f"{named_by} is refused: it names {name!r}, a link to {target}, outside its own folder.")

@@ -1,7 +1,4 @@
-"""Weights and optimizer state in a checkpoint: full, gathered from shards, sharded, or as DeepSpeed's engine has them.
-
-Everything else in a checkpoint is the same whatever the strategy.
-"""
+"""Weights and optimizer state in a checkpoint, by strategy."""
 
 from __future__ import annotations
 
@@ -62,22 +59,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# DeepSpeed's engine writes each process's part of the optimizer's states, and in stage 3 of the parameters. It reads
-# weights, optimizer and its own schedule from there; `zero_to_fp32.py` next to it makes full weights of it.
+# Shards by DeepSpeed's engine; zero_to_fp32.py converts them to full weights.
 ENGINE_FOLDERS = "global_step*"
 
 
 @dataclass
 class TrainingObjects:
-    """The objects of a training at this moment.
+    """The objects that a checkpoint saves or restores.
 
     Parameters:
         wrapped: the model with the strategy's wrappers.
-        engine: DeepSpeed's, if it runs the training.
-        processing_class: written with the model.
-        save: a Trainer's `_save`, which a subclass may override.
-        on_key_mismatch: called with what torch's `load_state_dict` returns, if the model or a file lacks names.
-        staged: returns the object that writes into a folder.
+        engine: DeepSpeed's engine, if any.
+        save: the Trainer's overridable `_save`.
+        on_key_mismatch: called with the missing and unexpected keys of `load_state_dict`.
+        staged: returns the checkpoint being written in a folder.
     """
 
     args: TrainingArguments
@@ -92,42 +87,33 @@ class TrainingObjects:
 
     @property
     def sharded_model(self) -> nn.Module:
-        """The model, in FSDP's first version with the wrapper that has its parameters."""
+        """The model, or FSDP 1's wrapper, which has the parameters."""
         wrapped = self.wrapped
         return wrapped if wrapped is not None and is_a(wrapped, "flat sharded module") else self.model
 
 
 class FullStateIO:
-    """Each process has the full model: those whose arguments say `should_save` write it, and all read it.
-
-    All processes call each method at the same place. A method may wait for the others, and writes into a folder that
-    may differ between processes, whose files are sent to the process that completes the checkpoint.
-    """
+    """I/O of full models, written by processes with `args.should_save`; all processes call each method together."""
 
     def __init__(self, training: TrainingObjects) -> None:
         self.training, self.args, self.optimizer = training, training.args, training.optimizer
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether copies can be written later of what `save_model` and `save_optimizer` collect."""
         return not has_flat_shards(self.training.sharded_model)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes what is gathered from shards."""
         return self.args.process_index == 0
 
     def save_model(self, output_dir: str) -> None:
-        """Write the model."""
         if self.args.should_save:
             self.training.save(output_dir)
 
     def save_checkpoint_model(self, output_dir: str) -> None:
-        """Write the model as a part of a checkpoint; by default as `save_model` does."""
         self.save_model(output_dir)
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the optimizer's state."""
         if self.args.should_save:
             self._write({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
@@ -135,44 +121,36 @@ class FullStateIO:
         self.training.staged(folder).write_objects(objects)
 
     def has_weights(self, folder: Path) -> bool:
-        """Return whether a checkpoint has weights that `load_model` reads."""
         return has_weights(folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
-        When training resumes this is called before the strategy has wrapped or sharded the model, and `load_optimizer`
-        afterwards. Weights that can only be loaded into shards are loaded there.
+        On a resume the model is not sharded yet; `load_optimizer` loads weights that need shards.
         """
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state."""
         load_optimizer(self.training.model, self.optimizer, folder)
 
 
 class GatheredStateIO(FullStateIO):
-    """Weights and optimizer state are sharded, and full in a checkpoint, like those of one process.
-
-    The first process gathers and writes them, whatever `save_on_each_node` says, and sends them to the others.
-    """
+    """I/O of sharded models with full checkpoints: rank 0 gathers and writes, reads and scatters."""
 
     def save_model(self, output_dir: str) -> None:
-        """Write the full model."""
         model = self.training.sharded_model
         weights = {"state_dict": get_full_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
             self.training.save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the full optimizer's state."""
         model = self.training.model
         state = get_full_optimizer_state(model, self.optimizer)
         if self.is_first:
             self._write({OPTIMIZER_NAME: convert_to_unsharded_param_ids(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load weights into the shards; only the first process reads them."""
+        """Load weights into the shards; rank 0 reads the file."""
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
             if self.is_first and has_adapters(unwrap_user_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
@@ -183,7 +161,7 @@ class GatheredStateIO(FullStateIO):
         load_full_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state into the shards; only the first process reads it."""
+        """Load the optimizer's state into the shards; rank 0 reads the file."""
         self._load_gathered_optimizer(self.training.model, folder)
 
     def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:
@@ -196,13 +174,10 @@ class GatheredStateIO(FullStateIO):
 
 
 class FsdpStateIO(GatheredStateIO):
-    """A file of weights and a file of the optimizer's state (`FULL_STATE_DICT`), gathered in the first process.
-
-    Either form of FSDP is read whatever the form that is written, and so are checkpoints of trainings without FSDP.
-    """
+    """I/O of FSDP's `FULL_STATE_DICT`, which also reads sharded and plain checkpoints."""
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
+        """Write weights and optimizer state, by parameter name, in transformers' FSDP files."""
         model = self.training.sharded_model
         weights = self._drop_adapter_base(get_full_state_dict(model))
         state = (
@@ -212,23 +187,22 @@ class FsdpStateIO(GatheredStateIO):
             self._write({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load weights into the shards, or into a model that is not sharded yet, except weights in parts."""
-        has_parts = has_sharded_state(folder / WEIGHTS_FOLDER)
+        """Load weights into the shards, or full weights into a model that is not sharded yet."""
+        has_shards = has_sharded_state(folder / WEIGHTS_FOLDER)
         if model is self.training.model:
             model = self.training.sharded_model
         if not is_sharded(model):
             plan = get_sharding_plan(self.args)
-            # The others may get them when the model is sharded.
+            # With cpu_ram_efficient_loading other ranks get weights at the sharding.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
-            if reads_weights and not (has_parts and to_resume):
+            if reads_weights and not (has_shards and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)
-        elif has_parts and not has_flat_shards(model):
+        elif has_shards and not has_flat_shards(model):
             self._load_shards(model, folder / WEIGHTS_FOLDER, to_resume)
         else:
             super().load_model(model, folder, to_resume)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state, and weights in parts."""
         model = self.training.sharded_model
         if has_sharded_state(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
@@ -251,17 +225,19 @@ class FsdpStateIO(GatheredStateIO):
 
         reshard_gathered(model)
         with raise_on_all_ranks(f"reading {folder}"):
-            own, stored = model.state_dict(), read_weight_metadata(folder)
-            shapes = {name: (entry.size, own[name].shape) for name, entry in stored.items() if entry and name in own}
+            state, stored = model.state_dict(), read_weight_metadata(folder)
+            shapes = {
+                name: (entry.size, state[name].shape) for name, entry in stored.items() if entry and name in state
+            }
             differences = Differences(
-                [name for name in self._drop_adapter_base(own) if name not in stored],
-                [name for name in stored if name not in own],
+                [name for name in self._drop_adapter_base(state) if name not in stored],
+                [name for name in stored if name not in state],
                 [describe_shape_mismatch(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
             )
             refuse_mismatched_weights(model, folder, differences, to_resume)
-            load_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
-            # For offloaded weights state_dict() returns copies, into which was read.
-            result = model.load_state_dict(own, strict=False)
+            load_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in state.items() if name in stored})
+            # state_dict() returned copies of offloaded weights.
+            result = model.load_state_dict(state, strict=False)
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
     def _get_named_optimizer_state(self) -> dict[str, Any]:
@@ -269,7 +245,7 @@ class FsdpStateIO(GatheredStateIO):
         return key_by_name(self.optimizer.state_dict(), names)
 
     def _drop_adapter_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Return weights without the base of adapters, which nothing trains, and which a checkpoint does not hold."""
+        """Drop the frozen base of adapters, which a checkpoint lacks."""
         model = self.training.model
         if not has_adapters(unwrap_user_model(model)):
             return dict(weights)
@@ -278,13 +254,9 @@ class FsdpStateIO(GatheredStateIO):
 
 
 class ShardedStateIO(FsdpStateIO):
-    """Each process writes its part of weights and optimizer state (`SHARDED_STATE_DICT`).
-
-    `save_model` writes the full model, as `from_pretrained` needs it.
-    """
+    """I/O of FSDP's `SHARDED_STATE_DICT`; `save_model` writes the full model, as `from_pretrained` needs it."""
 
     def save_checkpoint_model(self, output_dir: str) -> None:
-        """Write all but the weights, which follow in parts."""
         if self.is_first:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             for name in ("config", "generation_config"):
@@ -294,7 +266,6 @@ class ShardedStateIO(FsdpStateIO):
             write_tokenizer_and_args(output_dir, self.args, self.training.processing_class)
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write this process's part of weights and optimizer state."""
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             get_model_state_dict,
@@ -304,7 +275,7 @@ class ShardedStateIO(FsdpStateIO):
         from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY
 
         model = self.training.sharded_model
-        # Parts of version 2 are copied to the host's memory when they are written, or before training goes on.
+        # Shards of FSDP 2 are copied to the host later.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
         reshard_gathered(model)
         weights = self._drop_adapter_base(get_model_state_dict(model, options=options))
@@ -313,15 +284,15 @@ class ShardedStateIO(FsdpStateIO):
             state = get_optimizer_state_dict(model, self.optimizer, options=options)
         else:
             state = self._get_named_optimizer_state()
-        parts = {WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}
-        self.training.staged(folder).write_shards(parts)
+        shards = {WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}
+        self.training.staged(folder).write_shards(shards)
 
 
 class DeepSpeedStateIO(FullStateIO):
-    """Weights and optimizer state as DeepSpeed's engine writes and reads them, in all processes together."""
+    """I/O by DeepSpeed's engine, in all processes together."""
 
     def save_model(self, output_dir: str) -> None:
-        """Write the model. In stage 3 its weights are gathered if the configuration says so; else the engine's are."""
+        """Write the model, in stage 3 with gathered weights or the engine's shards."""
         config: Any = self.args.hf_deepspeed_config
         if not config.is_zero3():
             super().save_model(output_dir)
@@ -334,7 +305,7 @@ class DeepSpeedStateIO(FullStateIO):
             return
         logger.warning(
             "stage3_gather_16bit_weights_on_model_save is off, so the weights in %s are in the files of DeepSpeed's "
-            "engine: run the zero_to_fp32.py next to them to get whole ones.",
+            "engine: run the zero_to_fp32.py next to them to get full weights.",
             output_dir,
         )
         if self.args.should_save:
@@ -344,25 +315,23 @@ class DeepSpeedStateIO(FullStateIO):
         self.save_optimizer(Path(output_dir))
 
     def save_optimizer(self, folder: Path) -> None:
-        """Let the engine write weights, optimizer and its own schedule."""
         self.training.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def has_weights(self, folder: Path) -> bool:
-        """Return whether the engine has written its folder."""
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load the weights of the best model; those of a training that is resumed come with the optimizer's state."""
+        """Load the best model's weights; on a resume `load_optimizer` loads weights."""
         if not to_resume:
             self.load_optimizer(folder)
         elif not self.has_weights(folder):
             raise ValueError(
-                f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. "
+                f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot resume from it. "
                 "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
             )
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load weights, optimizer and the engine's own schedule, which as many processes have written."""
+        """Load the engine's weights, optimizer and scheduler."""
         written = len(list(folder.glob(f"{ENGINE_FOLDERS}/*zero_pp_rank_*_optim_states.pt")))
         config: Any = self.args.hf_deepspeed_config
         if written not in (0, self.args.world_size) and not config.get_value("checkpoint.load_universal", False):
@@ -385,11 +354,10 @@ class DeepSpeedStateIO(FullStateIO):
 
 
 def choose_state_io(training: TrainingObjects) -> FullStateIO:
-    """Return how checkpoints hold weights and the optimizer's state under the strategy at this moment."""
     plan = get_sharding_plan(training.args)
     if has_deepspeed(training.args):
         return DeepSpeedStateIO(training)
     if plan is not None:
-        is_in_parts = plan.has_sharded_checkpoints and is_sharded(training.sharded_model)
-        return ShardedStateIO(training) if is_in_parts else FsdpStateIO(training)
+        writes_shards = plan.has_sharded_checkpoints and is_sharded(training.sharded_model)
+        return ShardedStateIO(training) if writes_shards else FsdpStateIO(training)
     return GatheredStateIO(training) if is_sharded(training.model) else FullStateIO(training)

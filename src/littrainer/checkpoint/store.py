@@ -1,6 +1,6 @@
-"""The folder of a run: one run at a time locks it, checkpoints appear in it and are deleted, and a URL may mirror it.
+"""The store of a run's checkpoints, which one run locks at a time, and which a URL may mirror.
 
-The lock ends with the process that holds it, however it ends. If the file system has no locks, nothing is refused.
+The lock ends with its process. Without file locks every run is accepted.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_NAME = ".littrainer_running"
-# Attempts to lock a file that its holder may delete at that moment.
 MAX_LOCK_TRIES = 10
 
 
 class Store:
-    """The folder that holds the checkpoints of a run.
+    """The folder of a run's checkpoints.
 
     Parameters:
-        lock: descriptor of the open_store file; None if this process does not lock the folder.
+        lock: descriptor of the lock file, if this process locks the folder.
 
     Attributes:
-        remote: uploads the folder to a URL; None if it is not uploaded now.
+        remote: the run at the URL, if the folder is uploaded.
     """
 
     def __init__(self, run_dir: Path, lock: int | None = None) -> None:
@@ -54,26 +53,24 @@ class Store:
         # The working directory may change.
         self._key = run_dir.resolve()
         self.remote: RemoteRun | None = None
-        # To free the space of large files takes the system as long as a part of writing them.
         self._deletions: list[Future[None]] = []
 
     @contextlib.contextmanager
     def stage(self, final: Path) -> Iterator[ManifestBuilder]:
-        """Write a checkpoint as `staged_checkpoint` does, after deletions, whose space may be needed."""
+        """Stage a checkpoint after deletions, which free disk space."""
         self.delete_deferred()
         self.wait_for_deletions()
         with staged_checkpoint(final) as builder:
             yield builder
 
     def delete(self, path: str | Path) -> None:
-        """Delete a checkpoint, in a thread if the folder is open_store; a checkpoint that cannot be deleted is a warning.
-
-        A checkpoint that has to be uploaded first stays, and `delete_deferred` deletes it.
+        """Delete a checkpoint, in a thread if the folder is locked; warn of errors, and defer a deletion before the
+        upload.
         """
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
         logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
-        # Two may have the same name, one after the other.
+        # An earlier checkpoint of this name may be pending.
         self.wait_for_deletions()
         try:
             if self.lock is None:
@@ -85,14 +82,13 @@ class Store:
             logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)
 
     def wait_for_deletions(self) -> None:
-        """Return when no thread deletes a checkpoint."""
         for deletion in tuple(self._deletions):
             deletion.result()
             with contextlib.suppress(ValueError):
                 self._deletions.remove(deletion)
 
     def delete_deferred(self) -> bool:
-        """Delete the checkpoints that are safe at the URL by now; return whether any was deleted."""
+        """Retry deferred deletions; return whether any checkpoint was deleted."""
         deferred = [] if self.remote is None else list(self.remote.deferred)
         for path in deferred:
             self.delete(path)
@@ -100,13 +96,11 @@ class Store:
 
     @contextlib.contextmanager
     def upload(self, hang_timeout: float) -> Iterator[RemoteRun | None]:
-        """Upload the folder to its URL during the block, which calls `finish_uploads` at its end.
-
-        Yields:
-            the run at the URL; None inside another such block.
+        """Upload the folder to its URL during the block, which calls `finish_uploads`; yield None inside another such
+        block.
 
         Raises:
-            RemoteFolderError: nothing can be written there.
+            RemoteFolderError: the URL is not writable.
         """
         if self.remote is not None:
             yield None
@@ -114,15 +108,15 @@ class Store:
         run = RemoteRun(self.run_dir, hang_timeout)
         logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.address)
         run.claim()
-        # A training that resumes from a checkpoint among them clears this.
+        # Cleared by `on_resume` from one of them.
         run.earlier = {name: run.read_local_manifest(name) for name in run.local_checkpoints()}
         self.remote = run
         try:
             yield run
         except BaseException as error:
             if not isinstance(error, RemoteFolderError):
-                ended = f"{type(error).__name__}: {error}".rstrip(": ")
-                logger.warning("Uploading what is left of %s before %s ends this run.", self.run_dir, ended)
+                reason = f"{type(error).__name__}: {error}".rstrip(": ")
+                logger.warning("Finishing uploads of %s before %s ends this run.", self.run_dir, reason)
                 try:
                     self.finish_uploads()
                 except Exception as further:
@@ -130,22 +124,21 @@ class Store:
             raise
         finally:
             self.remote = None
-            run.end()
+            run.release()
 
     def finish_uploads(self) -> None:
-        """Wait until all is uploaded, and delete the checkpoints that had to stay until then.
+        """Wait for uploads, and run deferred deletions.
 
         Raises:
-            RemoteFolderError: not all could be uploaded, tried twice, or nothing was for `hang_timeout`.
+            RemoteFolderError: an upload failed twice or hangs.
         """
         if self.remote is not None:
             self.remote.finish()
             if self.delete_deferred():
-                # They are deleted at the URL too.
                 self.remote.finish()
 
     def refuse_foreign_folders(self, steps: range) -> None:
-        """Refuse a open_store folder in which another user's folder is in the way of checkpoints of these steps."""
+        """Raise an OSError if another user owns a folder of these steps."""
         if self.lock is None:
             return
         try:
@@ -160,13 +153,12 @@ class Store:
                 )
 
     def close(self) -> None:
-        """Finish deletions and release the lock."""
         try:
             self.wait_for_deletions()
         finally:
             if self.lock is not None:
                 _locked_stores.pop(self._key, None)
-                # Deleted before it is released: a process that waits for it notices that the file has been replaced.
+                # Delete before unlocking, so that a waiting process notices the new file.
                 with contextlib.suppress(OSError):
                     (self._key / LOCK_NAME).unlink()
                 os.close(self.lock)
@@ -174,7 +166,7 @@ class Store:
 
 
 def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Run a function in a new thread, for which the process waits before it ends."""
+    """Run a function in a thread, for which the process waits at exit."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     result = executor.submit(work)
     executor.shutdown(wait=False)
@@ -183,13 +175,12 @@ def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
 # ---- Locks -----------------------------------------------------------------------------------------------------------
 
-# The folders that this process has open_store.
 _locked_stores: dict[Path, Store] = {}
 
 
 def _forget_locks_in_child() -> None:
-    # A forked worker would keep the lock after its parent was killed; to close its copy does not release the lock. The
-    # child has no thread that would finish the parent's deletions either.
+    # A forked worker must not keep the lock if its parent is killed, and lacks the threads that delete. Closing the
+    # copy does not unlock the file.
     for store in _locked_stores.values():
         with contextlib.suppress(OSError):
             os.close(store.lock or -1)
@@ -202,19 +193,17 @@ os.register_at_fork(after_in_child=_forget_locks_in_child)
 
 
 def get_store(run_dir: str | Path) -> Store:
-    """Return the store of a folder that this process has open_store, or else a new one without a lock."""
+    """Return this process's locked store of a folder, or a new store without a lock."""
     return _locked_stores.get(Path(run_dir).resolve()) or Store(Path(run_dir))
 
 
 @contextlib.contextmanager
 def open_store(run_dir: Path) -> Iterator[Store]:
-    """Lock the folder of a run, which is made if necessary, and remove what a killed run left unfinished in it.
-
-    In a folder that this process has open_store already nothing more is done.
+    """Make and lock the folder of a run, unless it is locked by this process, and clean up after a killed run.
 
     Raises:
-        OSError: nothing can be written there.
-        RuntimeError: another run writes there.
+        OSError: the folder is not writable.
+        RuntimeError: another run has locked the folder.
     """
     if (store := _locked_stores.get(run_dir.resolve())) is not None:
         yield store
@@ -227,7 +216,6 @@ def open_store(run_dir: Path) -> Iterator[Store]:
 
 
 def lock_folder(run_dir: Path) -> Store:
-    """Begin to hold the lock of a folder, as `open_store` does."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor, is_locked = _open_lock(run_dir.resolve() / LOCK_NAME, run_dir)
@@ -240,8 +228,8 @@ def lock_folder(run_dir: Path) -> Store:
 
 
 def is_abandoned(run_dir: Path) -> bool:
-    """Return whether no process holds the lock of a folder; False if that is unknown, as without locks or rights."""
-    # On a network's file system, to open a lock of this process again would end it.
+    """Return whether no process holds a folder's lock; False if unknown."""
+    # On a network file system, opening this process's lock again would release it.
     if get_store(run_dir).lock is not None:
         return False
     try:
@@ -255,7 +243,6 @@ def is_abandoned(run_dir: Path) -> bool:
 
 
 def make_unwritable_error(run_dir: Path, error: OSError) -> OSError:
-    """Return the error for a folder of checkpoints that cannot be written to."""
     return OSError(
         error.errno,
         f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
@@ -271,7 +258,7 @@ def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
                 raise _make_locked_error(os.read(descriptor, 1000).decode() or "a process", run_dir)
-            # Its holder may have deleted the file meanwhile.
+            # The holder may have deleted the file meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -284,13 +271,13 @@ def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Return whether the file was open_store; None if there are no locks."""
+    """Lock a file and return whether that succeeded; None without file locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES):
             return False
-        logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
+        logger.info("Two runs that write to one folder are not detected: no file locks (%s).", error)
         return None
     return True
 

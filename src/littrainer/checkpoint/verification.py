@@ -1,4 +1,4 @@
-"""Whether a checkpoint is intact: what damage there is to its files, and what was edited, each named."""
+"""Verification of checkpoints: damage, edits, and the newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -48,31 +48,25 @@ WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, "adapter_model.safetensors", "adapte
 WEIGHT_INDEXES = (SAFE_WEIGHTS_INDEX_NAME, "pytorch_model.bin.index.json")
 ARCHIVE_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
 
-# Files that no resume reads and that people edit, add or remove.
 NOT_READ = re.compile(r"(.*/)?(.*\.md|\.git.*|training_args\.bin)|\.cache/.*")
-# Nobody edits these with an editor, so that one with other bytes is damaged.
 TENSORS = re.compile(r".*\.(safetensors|pt|pth|bin)")
 FULL_MODEL_FILE = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 
 
 class Findings(NamedTuple):
-    """A sentence for each damaged file; and the files that were edited, with which the checkpoint is complete."""
-
     damage: list[str]
     edits: list[str]
 
 
-# Findings in a folder, by the stamps of its files; verifying reads every byte, and a script that asks which
-# checkpoint is the newest and then resumes from it asks twice.
+# Cached, since verification reads every byte.
 _findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
 
 
 def damage_in(folder: Path) -> list[str]:
-    """Return what is wrong with a checkpoint, one sentence for each damaged file; empty if it is intact.
+    """Return a sentence for each damaged file of a checkpoint; empty if it is intact.
 
-    With a manifest, every file in it has to be there with its size and checksum. Files that somebody has edited, added,
-    or replaced by others are no damage as long as the checkpoint is complete with them (`edits_in`). Without one, as
-    transformers writes checkpoints, every file has to be complete as far as its format can tell.
+    Text files that a user edited or added are no damage (`edits_in`). Without a manifest, as in checkpoints of
+    transformers, files are checked by their formats.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -81,7 +75,7 @@ def damage_in(folder: Path) -> list[str]:
 
 
 def edits_in(folder: Path) -> list[str]:
-    """Return what was changed, added or removed since a checkpoint was written; empty if it has no manifest.
+    """Return files that were edited, added or removed since a checkpoint was written; empty without a manifest.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -90,14 +84,7 @@ def edits_in(folder: Path) -> list[str]:
 
 
 def refuse_damage(folder: Path, advice: str) -> None:
-    """Refuse a checkpoint that is damaged, and warn of one that was edited.
-
-    Parameters:
-        advice: the end of the error: what to do.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Raise a ValueError for a damaged checkpoint, and warn of edits."""
     damage, edits = _inspect(folder)
     if damage:
         raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
@@ -117,13 +104,13 @@ def _inspect(folder: Path) -> Findings:
     if key in _findings_cache and _findings_cache[key][:2] == (stamps, manifest):
         return _findings_cache[key][2]
     if manifest is None:
-        found = Findings(_inspect_without_manifest(folder, set(stamps)), [])
+        findings = Findings(_inspect_without_manifest(folder, set(stamps)), [])
     else:
-        found = _compare(folder, manifest, set(stamps))
-    # A disk may read later what it does not read now.
-    if not found.damage:
-        _findings_cache[key] = stamps, manifest, found
-    return found
+        findings = _compare(folder, manifest, set(stamps))
+    # A read error may be temporary.
+    if not findings.damage:
+        _findings_cache[key] = stamps, manifest, findings
+    return findings
 
 
 def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
@@ -140,13 +127,13 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
         else:
             damage.append(f"{name} is missing.")
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
-    # The state even if it is as it was written: in a copy it may not be the one of that folder.
+    # A copied folder may have another step's name, so the state is always checked.
     damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     return Findings([*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)])
 
 
 def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
-    """Return whether a file is another complete text than was written, and the damage to a file that is neither."""
+    """Return whether a text file was edited, and the damage of another changed file."""
     try:
         if (record := file_record(path)) == expected:
             return False, None
@@ -177,7 +164,6 @@ def _inspect_without_manifest(folder: Path, present: set[str]) -> list[str]:
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     if not indexes and not any(Path(name).name in WEIGHTS or _matches(name, WEIGHT_SHARDS) for name in present):
         damage.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
-    # A checkpoint of the model only has no states of a resume.
     missing = find_missing(present, RESUME_STATES)
     missing = [] if len(missing) == len(RESUME_STATES) else missing
     damage += [f"{name} is missing." for name in [*find_missing(present, [TRAINER_STATE_NAME]), *missing]]
@@ -198,8 +184,6 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# A file -> files that may exist instead: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
-# that it steps by itself, and a file of random states for each of several processes.
 ALTERNATIVE_FILES = {
     OPTIMIZER_NAME: OPTIMIZER_SHARDS,
     SCHEDULER_NAME: (ENGINE_SHARDS,),
@@ -208,7 +192,6 @@ ALTERNATIVE_FILES = {
 
 
 def find_missing(present: set[str], needed: Iterable[str]) -> list[str]:
-    """Return the files that a resume needs and that neither are there nor have others in their place."""
     absent = [name for name in needed if name not in present]
     return [name for name in absent if not any(_matches(other, ALTERNATIVE_FILES.get(name, ())) for other in present)]
 
@@ -222,7 +205,6 @@ def _find_missing_shards(folder: Path, index: str) -> list[str]:
 
 
 def find_json_damage(path: Path) -> str | None:
-    """Return why a file is no JSON; None if it is."""
     try:
         json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -231,28 +213,27 @@ def find_json_damage(path: Path) -> str | None:
 
 
 def find_state_damage(path: Path) -> str | None:
-    """Return why a trainer_state.json is not the one of its folder; None if it may be."""
+    """Return why a trainer_state.json is damaged or another checkpoint's, or None."""
     try:
         state = TrainerState.load_from_json(str(path))
     except (OSError, ValueError, RecursionError) as error:
         return f"it is no readable state ({error.__cause__ or error})"
     folder, step, epoch = path.parent.resolve(), state.global_step, state.epoch
-    # Several callbacks of a class are a list.
+    # Several callbacks of a class have a list.
     entries = [state.log_history, *state.stateful_callbacks.values()]
     if not all(isinstance(entry, dict) for part in entries for entry in (part if isinstance(part, list) else [part])):
         return "log_history or stateful_callbacks cannot be what was written"
     if not math.isfinite(epoch):
         return f"epoch is {epoch}"
-    # A folder may have a name without a step.
     return f"global_step is {step} in {folder.name}" if checkpoint_step(folder) not in (None, step) else None
 
 
 def find_safetensors_damage(path: Path) -> str | None:
-    """Return why a safetensors file is incomplete, by its header; its format has no checksum of the numbers."""
+    """Return why a safetensors file is incomplete, or None; the format has no checksum."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        # A bad sector among the numbers would end the process that maps them.
+        # Reading raises an error at a bad sector, where safe_open's mapping would end the process.
         file_record(path)
         with safe_open(path, "pt"):
             return None
@@ -263,7 +244,7 @@ def find_safetensors_damage(path: Path) -> str | None:
 
 
 def find_archive_damage(path: Path) -> str | None:
-    """Return why a file of torch.save is damaged, by the checksums in its archive; before torch 1.6 it has none."""
+    """Return why an archive of torch.save is damaged, or None; pickles of earlier releases are not checked."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(ARCHIVE_MAGIC))
@@ -272,10 +253,10 @@ def find_archive_damage(path: Path) -> str | None:
         if start != ARCHIVE_MAGIC:
             return "it does not begin as a file of torch.save does" if start else "it is empty"
         with zipfile.ZipFile(path) as archive:
-            # All are 0 if a script has switched them off.
-            has_sums = any(entry.CRC for entry in archive.infolist())
-            member = archive.testzip() if has_sums else None
-    # Bytes that nobody wrote make it fail in many ways.
+            # After `torch.serialization.set_crc32_options(False)` all are 0.
+            has_checksums = any(entry.CRC for entry in archive.infolist())
+            member = archive.testzip() if has_checksums else None
+    # A damaged archive raises many kinds of errors.
     except Exception as error:
         return f"it is no readable archive of torch.save ({error})"
     return None if member is None else f"{member} in it has another checksum than was written"
@@ -292,19 +273,18 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Return the intact checkpoint with the highest step in a folder from which training can go on, or None.
+    """Return the intact checkpoint with the highest step in a folder from which training can resume, or None.
 
-    Skips newer ones that are damaged, with a warning that names the damaged files, and those with weights, or states of
-    the optimizer, that are known not to be finite, with a warning that names them. If an address stands behind the
-    folder, the newest complete checkpoint there is downloaded first.
+    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest checkpoint
+    there is downloaded first.
 
     Parameters:
-        folder: an output folder, which holds the `checkpoint-<step>` folders, or its address.
-        without: names of checkpoints that do not count.
+        folder: an output folder with `checkpoint-<step>` folders, or its URL.
+        without: names of checkpoints to skip.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        RemoteFolderError: an object at the address could not be read.
+        RemoteFolderError: an object at the URL could not be read.
     """
     folder = local_folder(os.fspath(folder))
     if get_remote_url(folder) is not None:
@@ -315,7 +295,6 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 
 
 def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Do what `get_last_checkpoint` does with what is on this disk alone."""
     newest, damaged, nonfinite = None, {}, []
     for name in [path.name for path in list_checkpoints(folder) if path.name not in without]:
         path = os.path.join(folder, name)

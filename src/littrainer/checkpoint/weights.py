@@ -1,4 +1,4 @@
-"""Weights of every kind of model: written as transformers has them, and read back under the model's own names."""
+"""Writing and loading of any model's weights in transformers' files."""
 
 from __future__ import annotations
 
@@ -41,15 +41,12 @@ from littrainer.runtime.notes import listed
 logger = logging.getLogger(__name__)
 
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-# States of modules other than tensors (`get_extra_state`); safetensors holds tensors only.
+# Non-tensor states of modules (`get_extra_state`).
 EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
-# Beyond it the weights are spread over several files, as `save_pretrained` does.
 MAX_SHARD_SIZE: int | str = 50 * 10**9
-# Prefixes of torch.compile and DistributedDataParallel in the names of what they wrap.
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
-# Names in an error; the rest is counted.
 MAX_LISTED_NAMES = 8
 
 
@@ -62,11 +59,11 @@ def write_weights(
     state_dict: Mapping[str, Any] | None = None,
     max_shard_size: int | str | None = None,
 ) -> None:
-    """Write a model's weights, and its configuration if it has one; of a model with adapters only these.
+    """Write a model's weights, or only its adapters, and its configuration.
 
     Parameters:
         state_dict: weights to write instead of the model's.
-        max_shard_size: bytes, or text such as "5GB", beyond which the weights are spread over several files.
+        max_shard_size: bytes, or text such as "5GB", above which weights are sharded into several files.
 
     Raises:
         ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
@@ -87,13 +84,13 @@ def write_weights(
 
 @contextlib.contextmanager
 def _hide_progress_bar() -> Iterator[None]:
-    """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
+    """Suppress the progress bar of transformers 5 during the block."""
     set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
     earlier = set_hook(_make_hidden_bar)
     try:
         yield
     finally:
-        # A save in the background may have put it there before, and takes it away.
+        # Otherwise a background save restores the hook.
         if earlier is not _make_hidden_bar:
             set_hook(earlier)
 
@@ -103,11 +100,10 @@ def _make_hidden_bar(factory: Any, args: Any, keywords: Any) -> Any:
 
 
 def can_write_copied_weights(model: Any) -> bool:
-    """Return whether this model's weights can be written from a copy of its state dict.
+    """Return whether this model can be written from a copy of its state dict.
 
-    Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
-    own writes; these are written before training goes on. So is a model that FSDP shards: to ask it for its names
-    would free the weights that it has gathered for a forward pass.
+    Adapters, quantized weights and an overridden `save_pretrained` read the model itself; FSDP's state dict would free
+    weights that are gathered for a forward pass.
     """
     inner = unwrap_user_model(model)
     if has_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None or is_a(model, "resharding module"):
@@ -116,28 +112,29 @@ def can_write_copied_weights(model: Any) -> bool:
     return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] == "transformers"
 
 
-def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
+def _write_plain(
+    model: nn.Module, folder: Path, state_dict: Mapping[str, Any] | None, max_shard_size: int | str
+) -> None:
     import safetensors.torch
 
-    own = model.state_dict()
-    state = own if given is None else given
+    model_state = model.state_dict()
+    state = model_state if state_dict is None else state_dict
     tensors = {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
     if without_values := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(
-            f"The model's weights cannot be written to {folder}: {listed(without_values, MAX_LISTED_NAMES)} have no values "
-            "(device meta). Give them values, for instance with to_empty() and an initialisation, before saving."
+            f"The model's weights cannot be written to {folder}: {listed(without_values, MAX_LISTED_NAMES)} have no "
+            "values (device meta). Give them values, for instance with to_empty() and an initialisation, before saving."
         )
     extras_path = folder / EXTRA_STATE_NAME
     extras_path.unlink(missing_ok=True)
     if extras := {name: value for name, value in state.items() if name not in tensors}:
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
-    # Copied weights no longer share memory, and are tied anyway if the model's own are.
-    for first, others in find_tied_names(own).items():
-        for name in others:
+    for first, duplicates in find_tied_names(model_state).items():
+        for name in duplicates:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
                 del tensors[name]
-    # Views of one piece of memory are written separately.
+    # Clone views of shared memory.
     written = set()
     for name, tensor in tensors.items():
         if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.data_ptr() in written:
@@ -145,7 +142,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
         written.add(tensor.data_ptr())
     fits = isinstance(max_shard_size, int) and sum(tensor.nbytes for tensor in tensors.values()) <= max_shard_size
     if fits and not (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
-        # As the library does it then, which first searches for what is excluded here.
+        # Fast path without huggingface_hub's search for shared tensors.
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         safetensors.torch.save_file(contiguous, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     else:
@@ -155,22 +152,20 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
 
 
 def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names that stand for one tensor: the first of them -> the others."""
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
-        # A sharded tensor has no address; this process's part of it has one.
         tensor = value.to_local() if is_a(value, "sharded tensor") else value
         if _has_shape(tensor) and not tensor.is_meta and tensor.numel():
             key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
             names.setdefault(key, []).append(name)
-    return {first: others for first, *others in names.values() if others}
+    return {first: duplicates for first, *duplicates in names.values() if duplicates}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """Return the state dict in a folder; a ValueError names damage, and index entries outside the folder."""
+    """Load the state dict in a folder; a ValueError names damage."""
     name = next((name for name in READERS if (folder / name).is_file()), None)
     if name is not None:
         state = READERS[name](folder / name)
@@ -188,9 +183,9 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has weights in any of the forms that are read, adapters included."""
-    is_there = any((folder / name).is_file() for name in READERS) or has_fsdp_weights(folder)
-    return is_there or bool(list_adapters(folder))
+    """Return whether a folder has weights in a supported form, adapters included."""
+    has_file = any((folder / name).is_file() for name in READERS)
+    return has_file or has_fsdp_weights(folder) or bool(list_adapters(folder))
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
@@ -203,7 +198,7 @@ def _read_shards(index: Path) -> dict[str, Any]:
     return {name: tensor for path in paths for name, tensor in load(path).items()}
 
 
-# By name, in the order in which they are looked for.
+# The first existing file is read.
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     SAFE_WEIGHTS_NAME: load_safetensors,
     WEIGHTS_NAME: load_tensors,
@@ -214,12 +209,12 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences between stored weights and those of a model.
+    """Differences between stored weights and a model's.
 
     Parameters:
-        missing: names that the file does not have.
-        unexpected: names that the model does not have.
-        shapes: sentences about names whose shapes differ.
+        missing: names that the file lacks.
+        unexpected: names that the model lacks.
+        shapes: sentences about shapes.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -227,16 +222,15 @@ class Differences:
     shapes: list[str] = field(default_factory=list)
 
     @classmethod
-    def between(cls, stored: Mapping[str, Any], own: Mapping[str, Any]) -> Differences:
-        """Compare names and shapes of stored weights with those of a model."""
-        shared = [name for name in own if _has_shape(own[name]) and _has_shape(stored.get(name))]
+    def between(cls, stored: Mapping[str, Any], state: Mapping[str, Any]) -> Differences:
+        shared = [name for name in state if _has_shape(state[name]) and _has_shape(stored.get(name))]
         return cls(
-            [name for name in own if name not in stored],
-            [name for name in stored if name not in own],
+            [name for name in state if name not in stored],
+            [name for name in stored if name not in state],
             [
-                describe_shape_mismatch(name, stored[name].shape, own[name].shape)
+                describe_shape_mismatch(name, stored[name].shape, state[name].shape)
                 for name in shared
-                if stored[name].shape != own[name].shape and not name.endswith(EXTRA_STATE_SUFFIX)
+                if stored[name].shape != state[name].shape and not name.endswith(EXTRA_STATE_SUFFIX)
             ],
         )
 
@@ -255,29 +249,26 @@ class Differences:
 def load_weights(
     model: nn.Module, folder: Path, *, to_resume: bool = False, on_key_mismatch: Callable[[Any], None] | None = None
 ) -> None:
-    """Load the weights of a checkpoint into a model by its own `load_state_dict`, and log what that left.
+    """Load the weights of a checkpoint into a model by its `load_state_dict`.
 
     Parameters:
-        to_resume: a training goes on with them, so that a difference which changes its numbers is an error. Else
-            differing names are logged; what the model's own loading refuses, such as other shapes, is always an error.
-        on_key_mismatch: called with what torch's `load_state_dict` returns, the names that the model or the file lacks;
-            by default they are logged. It is not called for adapters.
+        to_resume: refuse differences that would change a resumed training; else only different shapes are an error.
+        on_key_mismatch: called with missing and unexpected keys, except for adapters; logs them by default.
 
     Raises:
-        ValueError: the folder holds no weights, or a file is damaged.
-        RuntimeError: the weights are those of another model.
+        ValueError: the folder has no weights, or a file is damaged.
+        RuntimeError: the weights are another model's.
     """
     inner = unwrap_user_model(model)
     materialize_expanded_tensors(inner)
-    has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
-    if has_adapters(inner) and not (has_whole or (has_fsdp_weights(folder) and not list_adapters(folder))):
+    has_full_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
+    if has_adapters(inner) and not (has_full_weights or (has_fsdp_weights(folder) and not list_adapters(folder))):
         if complaints := load_adapters(inner, folder, is_trainable=to_resume) or load_non_adapter_params(inner, folder):
             raise RuntimeError(_describe_mismatch(folder, listed(complaints, MAX_LISTED_NAMES)))
         return
     state, differences = match_to_model(inner, read_weights(folder))
     names = set(state)
     try:
-        # By position, as transformers calls it, since a model may override it; it may take from the dict.
         result = inner.load_state_dict(state, False)
     except RuntimeError as error:
         raise RuntimeError(_describe_mismatch(folder, str(differences) or str(error))) from error
@@ -288,7 +279,7 @@ def load_weights(
 
 
 def materialize_expanded_tensors(model: nn.Module) -> None:
-    """Give tensors that `expand` has made memory for each element, without which torch loads nothing into them."""
+    """Make tensors of `expand` contiguous, since torch cannot load into them."""
     for tensor in (*model.parameters(), *model.buffers()):
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
         if is_plain and 0 in tensor.stride():
@@ -296,20 +287,16 @@ def materialize_expanded_tensors(model: nn.Module) -> None:
 
 
 def refuse_mismatched_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
-    """Raise a RuntimeError for stored weights of another model; buffers and frozen parameters may be missing.
-
-    Parameters:
-        to_resume: a training goes on with them; else only shapes that differ are refused.
-    """
+    """Raise a RuntimeError for another model's weights; buffers and frozen parameters may be missing."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
         raise RuntimeError(_describe_mismatch(folder, str(differences)))
 
 
 def log_key_mismatch(load_result: Any) -> None:
-    """Warn of weights that the model or the checkpoint lacks, as torch's `load_state_dict` returns them."""
+    """Warn of missing and unexpected keys of `load_state_dict`."""
     if differences := Differences(list(load_result.missing_keys), list(load_result.unexpected_keys)):
-        logger.warning("Weights were loaded that are not all of the model's: %s.", differences)
+        logger.warning("Weights were loaded that do not match the model: %s.", differences)
 
 
 def _describe_mismatch(folder: Path, text: str) -> str:
@@ -320,10 +307,10 @@ def _describe_mismatch(folder: Path, text: str) -> str:
 
 
 def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
-    """Return stored weights under the names of a model, tied ones under each of theirs, and what does not match.
+    """Return stored weights under a model's names, and the remaining differences.
 
-    Wrappers' prefixes are taken away or added. If names are left over, and the model is one of transformers, that
-    library is asked to convert them: it renames, splits and joins weights between its releases.
+    If names differ in more than wrappers' prefixes and ties, transformers converts the weights, since it renames,
+    splits and joins weights between releases.
     """
     state, differences = _rename_to_model(model, stored)
     inner: Any = unwrap_user_model(model)
@@ -332,7 +319,7 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
     try:
         converted, unused, shapes = _convert_names(inner, stored)
     except Exception as error:
-        # A class with another constructor cannot be made again; its names are compared as they stand.
+        # The class cannot be constructed from its configuration.
         logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
     state, differences = _rename_to_model(model, converted)
@@ -342,17 +329,18 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
 
 
 def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
-    own = model.state_dict()
-    plain = {_strip_wrapper_prefixes(name): name for name in own}
+    model_state = model.state_dict()
+    plain = {_strip_wrapper_prefixes(name): name for name in model_state}
     state = {
-        name if name in own else plain.get(_strip_wrapper_prefixes(name), name): value for name, value in stored.items()
+        name if name in model_state else plain.get(_strip_wrapper_prefixes(name), name): value
+        for name, value in stored.items()
     }
-    for first, others in find_tied_names(own).items():
-        tied = (first, *others)
+    for first, duplicates in find_tied_names(model_state).items():
+        tied = (first, *duplicates)
         value = next((state[name] for name in tied if name in state), None)
         if value is not None:
             state = {**dict.fromkeys(tied, value), **state}
-    inner, differences = unwrap_user_model(model), Differences.between(state, own)
+    inner, differences = unwrap_user_model(model), Differences.between(state, model_state)
     ignored = ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
     missing = _drop_ignored(differences.missing, inner, *ignored)
     unexpected = _drop_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
@@ -360,26 +348,25 @@ def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[
 
 
 def _has_shape(value: Any) -> bool:
-    # A lazy module's parameters have none before its first batch.
+    # Parameters of lazy modules have no shape yet.
     return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
-def describe_shape_mismatch(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
-    return f"{name} is {tuple(stored)} in the checkpoint and {tuple(own)} in the model"
+def describe_shape_mismatch(name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
+    return f"{name} is {tuple(stored)} in the checkpoint and {tuple(expected)} in the model"
 
 
 def _convert_names(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Convert weights to the names of the installed transformers.
 
     Returns:
-        the weights, with those not converted; the stored names of these; and sentences about shapes, by name.
+        the weights, converted or not; stored names that were not converted; and sentences about shapes, by name.
     """
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
-    # transformers warns of what does not match, which the caller says in its own words, and of what it does not shard.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # Weights that it initialises must not move the random numbers of the training.
+        # Initialisation must not advance the training's random generators.
         with torch.random.fork_rng(devices=[]):
             other, notes = type(inner).from_pretrained(
                 None,
@@ -391,16 +378,14 @@ def _convert_names(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any
             )
     finally:
         logging.disable(before)
-    shapes = {name: describe_shape_mismatch(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
+    shapes = {name: describe_shape_mismatch(name, *pair) for name, *pair in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
-    # The model's own loading may use names that the conversion does not.
-    left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
+    unconverted = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
     state = {name: value for name, value in other.state_dict().items() if name not in initialised}
-    return {**left, **state}, list(notes["unexpected_keys"]), shapes
+    return {**unconverted, **state}, list(notes["unexpected_keys"]), shapes
 
 
 def _strip_wrapper_prefixes(name: str) -> str:
-    """Return a name without what wrappers put into it."""
     return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
@@ -409,22 +394,23 @@ def _drop_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[st
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
 
-# ---- Whether they are finite: no step of training heals a weight that is infinite or not a number --------------------
+# ---- Non-finite weights, which no training step repairs --------------------------------------------------------------
 
-# Files of weights, adapters' among them.
 WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|littrainer_trained_beside_adapters\.pt")
 
 
 def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
-    """Return the names of weights with a number that is not finite; of those that are sharded this process's part.
+    """Return the names of non-finite weights, of sharded weights in this process's shards.
 
     Parameters:
-        with_buffers: saved buffers too, which must not be nan and may be infinite, as masks are.
-        optimizer: its states too, to which the same applies.
+        with_buffers: check saved buffers too, for nan only, since masks may be infinite.
+        optimizer: check its states too, for nan only.
     """
     states = tree_leaves([dict(state) for state in getattr(optimizer, "state", {}).values()])
-    # Without counts of steps, which are many and would each be copied to the device separately.
-    buffers = {str(place): part for place, part in enumerate(states) if isinstance(part, torch.Tensor) and part.ndim}
+    # Skip scalar step counts, which would each be copied separately.
+    buffers = {
+        str(index): state for index, state in enumerate(states) if isinstance(state, torch.Tensor) and state.ndim
+    }
     for prefix, module in model.named_modules() if with_buffers else ():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -435,73 +421,66 @@ def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimiz
         weight = torch.view_as_real(weight) if weight.is_complex() else weight
         if weight.is_floating_point() and weight.itemsize > 1 and not weight.is_meta and weight.numel():
             weights[name] = weight
-    # If the total norm is finite, all weights are. Squares that are too large make it infinite too.
+    # A finite norm proves that all weights are finite; an infinite norm may be an overflow.
     if math.isfinite(nn.utils.get_total_norm(weights.values())):
         return []
 
     def is_nonfinite(name: str, weight: torch.Tensor) -> bool:
-        ends = [*map(float, weight.aminmax())]
-        return any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends)))
+        extrema = [*map(float, weight.aminmax())]
+        return any(map(math.isnan, extrema)) or not (name in buffers or all(map(math.isfinite, extrema)))
 
     return [name for name, weight in weights.items() if is_nonfinite(name, weight)]
 
 
-# ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------
+# ---- PEFT adapters, the only weights in their checkpoints ------------------------------------------------------------
 
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
-# Parameters that are trained and that PEFT leaves out of an adapter's file: the encoder of p-tuning, of which it keeps
-# what it computes only, and parameters of the base model that a script has unfrozen by hand.
+# Trained parameters that PEFT does not save: p-tuning's encoder, and unfrozen base parameters.
 NON_ADAPTER_PARAMS_NAME = "littrainer_trained_beside_adapters.pt"
-# The name that PEFT gives an adapter by itself; it lies in the checkpoint's own folder, others in one of their names.
+# In the checkpoint's folder; other adapters are in subfolders.
 DEFAULT_ADAPTER = "default"
-# The prefix of names in PEFT's own models; a transformers model that carries adapters is written with it too.
 PEFT_PREFIX = "base_model.model."
 
 
 def has_adapters(model: Any) -> bool:
-    """Return whether saving this model saves adapters only."""
+    """Return whether saving this model saves only adapters."""
     return is_a(model, "peft model") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def list_adapters(folder: Path) -> dict[str, Path]:
-    """Return the folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
-    found = {"": folder} if _weights_file(folder) is not None else {}
+    """Return a checkpoint's adapters, name -> folder; the checkpoint's own folder has the name ""."""
+    folders = {"": folder} if _find_weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
-        # A run's folder has checkpoints in it.
-        if entry.is_dir() and checkpoint_step(entry) is None and _weights_file(entry) is not None:
-            found[entry.name] = entry
-    return found
+        # A run's folder contains checkpoints.
+        if entry.is_dir() and checkpoint_step(entry) is None and _find_weights_file(entry) is not None:
+            folders[entry.name] = entry
+    return folders
 
 
 def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
-    """Load the adapters of a checkpoint into a model that has them, and return what did not match, in sentences.
-
-    Parameters:
-        is_trainable: whether the active adapter is to be trained; else the model is put into evaluation mode.
-    """
+    """Load a checkpoint's adapters into a model that has them, and return mismatches in sentences."""
     from peft import set_peft_model_state_dict
 
     folders, active = list_adapters(folder) or {"": folder}, _active_adapters(model)
-    # A single adapter in the checkpoint's own folder is the one at work, whatever its name here.
-    named = {(active[0] if list(folders) == [""] else name or DEFAULT_ADAPTER): path for name, path in folders.items()}
+    # A single adapter is loaded into the active adapter.
+    paths = {(active[0] if list(folders) == [""] else name or DEFAULT_ADAPTER): path for name, path in folders.items()}
     stored = {}
-    for name, path in named.items():
+    for name, path in paths.items():
         if name not in model.peft_config:
             raise ValueError(
                 f"{path} holds an adapter named {name!r}, and the model has {', '.join(map(repr, model.peft_config))}. "
-                "Add the adapter to the model before training goes on."
+                "Add the adapter to the model before resuming."
             )
         stored[name] = read_adapter(path)
         if not is_a(model, "peft model"):
             stored[name] = {key.removeprefix(PEFT_PREFIX): value for key, value in stored[name].items()}
     compared = {name: _differences(model, name, state) for name, state in stored.items()}
     complaints = [f"adapter {name!r}: {differences}" for name, differences in compared.items() if differences]
-    complaints += [f"adapter {name!r}: not in the checkpoint" for name in active if name not in named]
+    complaints += [f"adapter {name!r}: not in the checkpoint" for name in active if name not in paths]
     if not complaints:
         for name, state in stored.items():
             set_peft_model_state_dict(model, state, adapter_name=name)
         if not is_trainable and is_a(model, "peft model"):
-            # As PEFT's own loading.
             model.eval()
     return complaints
 
@@ -511,8 +490,8 @@ def _active_adapters(model: Any) -> list[str]:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of an adapter, under the names of the file; a ValueError if there is none."""
-    path = _weights_file(folder)
+    """Load an adapter, with the file's names, or raise a ValueError."""
+    path = _find_weights_file(folder)
     if path is None:
         raise ValueError(
             f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}. Give a folder that "
@@ -522,23 +501,24 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_non_adapter_params(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
-    """Write the trained parameters that the files of the adapters lack; no file if they lack none."""
-    own = model.state_dict()
-    weights, names = own if state_dict is None else state_dict, _find_trained_outside_adapters(model, own)
+    """Write the trained parameters that the adapters' files lack, if any."""
+    model_state = model.state_dict()
+    weights = model_state if state_dict is None else state_dict
+    names = _find_trained_outside_adapters(model, model_state)
     (folder / NON_ADAPTER_PARAMS_NAME).unlink(missing_ok=True)
     if names:
-        torch.save({name: weights.get(name, own[name]) for name in names}, folder / NON_ADAPTER_PARAMS_NAME)
+        torch.save({name: weights.get(name, model_state[name]) for name in names}, folder / NON_ADAPTER_PARAMS_NAME)
 
 
 def load_non_adapter_params(model: Any, folder: Path) -> list[str]:
-    """Load what `write_non_adapter_params` wrote, if it matches, and return what did not; log trained parameters in no file."""
-    own = model.state_dict()
+    """Load the file of `write_non_adapter_params`, and return mismatches; warn of parameters in no file."""
+    model_state = model.state_dict()
     path = folder / NON_ADAPTER_PARAMS_NAME
     stored = load_tensors(path) if path.is_file() else {}
-    wrong = [name for name, value in stored.items() if name not in own or own[name].shape != value.shape]
-    if wrong:
-        return [f"{name} in {NON_ADAPTER_PARAMS_NAME} is not the model's" for name in wrong]
-    if absent := [name for name in _find_trained_outside_adapters(model, own) if name not in stored]:
+    shapes = {name: value.shape for name, value in model_state.items() if isinstance(value, torch.Tensor)}
+    if mismatched := [name for name, value in stored.items() if shapes.get(name) != value.shape]:
+        return [f"{name} in {NON_ADAPTER_PARAMS_NAME} is not the model's" for name in mismatched]
+    if absent := [name for name in _find_trained_outside_adapters(model, model_state) if name not in stored]:
         logger.warning(
             "%s does not hold %s, which is trained: PEFT does not save it. It stays as it is, and numbers differ from "
             "those of an uninterrupted training.",
@@ -549,36 +529,36 @@ def load_non_adapter_params(model: Any, folder: Path) -> list[str]:
     return []
 
 
-def _find_trained_outside_adapters(model: Any, own: Mapping[str, Any]) -> list[str]:
+def _find_trained_outside_adapters(model: Any, model_state: Mapping[str, Any]) -> list[str]:
     from peft import get_peft_model_state_dict
 
     names = list(model.peft_config) if is_a(model, "peft model") else _active_adapters(model)
-    kept = {
+    saved = {
         tensor.data_ptr()
         for name in names
         for tensor in get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).values()
     }
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [name for name in trained if name in own and own[name].numel() and own[name].data_ptr() not in kept]
+    state = {name: model_state[name] for name in trained if name in model_state}
+    return [name for name, tensor in state.items() if tensor.numel() and tensor.data_ptr() not in saved]
 
 
-def _weights_file(folder: Path) -> Path | None:
+def _find_weights_file(folder: Path) -> Path | None:
     return next((folder / name for name in ADAPTER_WEIGHTS_NAMES if (folder / name).is_file()), None)
 
 
 def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Differences:
     from peft import get_peft_model_state_dict
 
-    # PEFT decides whether it stores embeddings with an adapter, since their size may have changed.
-    own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    differences = Differences.between(stored, own)
+    # PEFT stores embeddings if their size has changed.
+    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    differences = Differences.between(stored, state)
     unexpected = [key for key in differences.unexpected if "embed" not in key and "lm_head" not in key]
     return replace(differences, unexpected=unexpected)
 
 
 def read_adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """Return the weights of a checkpoint's adapters under the names that they have in a model, which must have them."""
-    own = [name for name, _ in model.named_parameters()]
+    parameters = [name for name, _ in model.named_parameters()]
     folders, weights = list_adapters(folder), dict[str, Any]()
     for adapter in getattr(model, "peft_config", {}):
         source = folders.get(adapter) or folders.get("")
@@ -586,18 +566,18 @@ def read_adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
             continue
         names = {
             name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", "."): name
-            for name in own
+            for name in parameters
             if f".{adapter}." in name
         }
-        # A model of transformers that carries an adapter has it in a file with the names of PEFT's wrapper.
+        # transformers' models lack the prefix of the file's names.
         stored = {
             name if name in names else name.removeprefix(PEFT_PREFIX): value
             for name, value in read_adapter(source).items()
         }
-        if others := [name for name in stored if name not in names]:
+        if unexpected := [name for name in stored if name not in names]:
             raise ValueError(
-                f"The adapter in {source} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
-                "it was when the checkpoint was written."
+                f"The adapter in {source} is not one of this model: it has {', '.join(unexpected[:8])}. Make the model "
+                "as it was when the checkpoint was written."
             )
         weights.update({names[name]: value for name, value in stored.items()})
     if not weights:

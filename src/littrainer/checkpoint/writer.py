@@ -1,4 +1,4 @@
-"""The files of a checkpoint in transformers' directory format, written at once or from copies in a thread."""
+"""The writer of a checkpoint's files, at once or deferred."""
 
 from __future__ import annotations
 
@@ -26,31 +26,24 @@ logger.addFilter(rewrite_staging_paths)
 
 
 class StagedCheckpoint:
-    """The files of a checkpoint, or of any other folder, as the Trainer's methods write them.
+    """A checkpoint, or another folder, to write.
 
     Parameters:
-        folder: the folder in which they are written.
-        manifest: gets each file as soon as it is complete; None if another process or nobody lists them.
+        manifest: records complete files, in the writer's process.
 
     Attributes:
-        is_deferred: only collect what `write_deferred` writes.
-        defers_shards: likewise for the parts that all processes write together.
-        deferred: values to write, which refer to tensors that training changes, each with the function that writes it.
-        parts: what all processes write together, by the folder's name.
+        is_deferred: whether values are collected for `write_deferred`.
+        defers_shards: whether shards are collected for `write_collected_shards`.
     """
 
     def __init__(self, folder: Path, manifest: ManifestBuilder | None = None) -> None:
         self.folder, self.manifest = folder, manifest
         self.is_deferred = self.defers_shards = False
         self.deferred: list[tuple[Any, Callable[[Any], object]]] = []
-        self.parts: dict[str, Any] = {}
+        self.shards: dict[str, Any] = {}
 
     def write_model(self, model: nn.Module, state_dict: dict[str, Any] | None = None) -> None:
-        """Write weights and configuration, loadable with `from_pretrained`.
-
-        Parameters:
-            state_dict: weights to write; the model's own by default.
-        """
+        """Write weights and configuration, loadable with `from_pretrained`."""
         logger.info(f"Saving model checkpoint to {self.folder}")
         if self.is_deferred and can_write_copied_weights(model):
             weights = model.state_dict() if state_dict is None else state_dict
@@ -59,36 +52,30 @@ class StagedCheckpoint:
             self._write_weights(model, state_dict)
 
     def write_objects(self, objects: dict[str, Any]) -> None:
-        """Write objects with torch.save, by file name."""
+        """Write objects by torch.save; the keys are file names."""
         self._write(objects, self._write_objects)
 
     def write_trainer_state(self, text: str) -> None:
-        """Write trainer_state.json."""
         self._write(text, functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8"))
 
     def write_shards(self, states: dict[str, Any]) -> None:
-        """Write this process's parts of states, by the folder's name; all processes call this."""
-        self.parts.update(states)
+        """Write this process's shards of states, by folder name; all processes call this."""
+        self.shards.update(states)
         for name in states:
-            # A process that failed to do so later would leave the others waiting for its part.
+            # A later failure would hang the other processes.
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         if not self.defers_shards:
             self.write_collected_shards()
 
     def write_collected_shards(self, group: Any = None) -> None:
-        """Write this process's parts; those of all exist when this returns.
-
-        Parameters:
-            group: the process group in which they agree; by default that of the training.
-        """
+        """Write this process's shards, and wait for those of all processes."""
         from littrainer.checkpoint import sharded_files
 
-        for name, state in self.parts.items():
+        for name, state in self.shards.items():
             sharded_files.write_shards(self.folder / name, state, group)
-        self.parts = {}
+        self.shards = {}
 
     def write_deferred(self) -> None:
-        """Write what was collected."""
         for value, write in self.deferred:
             write(value)
         self.deferred = []
@@ -115,7 +102,7 @@ class StagedCheckpoint:
 
 
 def write_tokenizer_and_args(folder: str | Path, args: TrainingArguments, processing_class: Any) -> None:
-    """Write what belongs to a model except its weights: the processing class, if there is one, and the arguments."""
+    """Write the processing class, if given, and the arguments."""
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
