@@ -55,8 +55,13 @@ from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.search import trial as search_trial
-from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
+from littrainer.strategies.model_wrapping import (
+    autocast_and_compile,
+    is_wrapped_by_trainer,
+    move_to_device,
+    wrap_for_training,
+)
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -222,27 +227,27 @@ class OverridePoints:
 
     def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
-            from littrainer.strategies.deepspeed import optimizer_and_schedule
+            from littrainer.strategies.deepspeed import create_engine
 
             overridden = self._own_methods("create_optimizer", "create_scheduler")
-            return optimizer_and_schedule(self, max_steps, overridden)
+            return create_engine(self, max_steps, overridden)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
+        if self.model_wrapped is not self.model and is_wrapped_by_trainer(self.model_wrapped, self.model):
             # A model that an earlier training has wrapped is prepared, as in transformers.
             self.model_preparation_time = 0.0
         # An override that makes both is called at once; else a schedule may depend on the model as it is wrapped.
         if self._own_methods("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
-            wrapped = wrapped_model(self)
+            wrapped = wrap_for_training(self)
         else:
             self.create_optimizer()
-            wrapped = wrapped_model(self)
+            wrapped = wrap_for_training(self)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
         # If a subclass has wrapped the model, evaluations use the inner one as it was.
-        self._model_is_prepared = is_own_wrapping(self.model_wrapped, self.model)
+        self._model_is_prepared = is_wrapped_by_trainer(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:
@@ -322,9 +327,9 @@ class OverridePoints:
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
+            create_evaluation_engine(self)
         return model
 
     def _forward_for_training(
@@ -368,9 +373,9 @@ class OverridePoints:
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
-                from littrainer.strategies.deepspeed import in_number_format
+                from littrainer.strategies.deepspeed import cast_to_engine_dtype
 
-                data = in_number_format(self.args, data)
+                data = cast_to_engine_dtype(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
@@ -487,7 +492,7 @@ class OverridePoints:
         if not self._model_is_prepared and model is self.model:
             started = time.time()
             move_to_device(self)
-            model = prepared_model(self)
+            model = autocast_and_compile(self)
             # A model that version 1 of FSDP has wrapped stays for the training.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
@@ -588,7 +593,7 @@ class OverridePoints:
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
         self._storage().save_optimizer(Path(output_dir))
-        if self.args.should_save and not getattr(self.lr_scheduler, "is_kept_by_engine", False):
+        if self.args.should_save and not getattr(self.lr_scheduler, "is_saved_by_engine", False):
             self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
 
     def _save_scaler(self: Any, output_dir: str) -> None:

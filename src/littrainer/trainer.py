@@ -29,7 +29,7 @@ from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
-from littrainer.distributed.layout import follow_model, tensor_parallel_size
+from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
@@ -57,9 +57,9 @@ from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
-from littrainer.strategies.shards import free_gathered
-from littrainer.tracking.lightning_loggers import adopt_loggers
-from littrainer.tracking.selection import trackers_for
+from littrainer.strategies.full_state import reshard_gathered
+from littrainer.tracking.lightning_loggers import add_logger_trackers
+from littrainer.tracking.selection import create_trackers
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
@@ -135,7 +135,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
-        follow_model(args, self.model)
+        set_layout_from_model(args, self.model)
         self.is_model_parallel = self._lies_elsewhere()
         self.place_model_on_device = self._moves_model_itself()
         if self.place_model_on_device:
@@ -161,13 +161,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        by_arguments = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
+        by_arguments = [*create_trackers(trackers_reported_to(self)), *listed_callbacks(self)]
         for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not has_progress_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        adopt_loggers(self, self.callback_handler)
+        add_logger_trackers(self, self.callback_handler)
         if pushes_by_itself(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
@@ -306,7 +306,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.optimizer is None:
             model = self.model if model is None else model
             # Parameters that forward passes have gathered and kept would be trained instead of the shards.
-            free_gathered(model)
+            reshard_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, model
@@ -649,9 +649,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
             # The engine puts a model together whose parameters it has sharded.
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
+            create_evaluation_engine(self)
         storage = self._storage()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None

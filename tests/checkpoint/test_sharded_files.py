@@ -14,7 +14,12 @@ from littrainer.checkpoint.layout import holds_parts
 from littrainer.checkpoint.reader import read_optimizer_state, refuse_other_optimizer
 from littrainer.checkpoint.sharded_files import nested_state, read_into, read_whole, stored_tensors
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
-from littrainer.strategies.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
+from littrainer.strategies.full_state import (
+    convert_to_param_ids,
+    convert_to_unsharded_param_ids,
+    get_optimizer_parameter_names,
+    key_by_name,
+)
 from tests.scenarios.models import VectorClassifier
 
 STATE: dict[str, Any] = {
@@ -117,8 +122,8 @@ def test_the_state_of_a_split_model_has_the_form_of_a_whole_ones_and_goes_back(w
     assert [len(group["params"]) for group in of_whole.param_groups] == [2, 4]
     assert [len(group["params"]) for group in of_split.param_groups] == [1, 1, 3, 1]
 
-    named = by_name(of_split.state_dict(), names_of_parameters(split, of_split))
-    written = numbered_as_if_whole(split, of_split, named)
+    named = key_by_name(of_split.state_dict(), get_optimizer_parameter_names(split, of_split))
+    written = convert_to_unsharded_param_ids(split, of_split, named)
     expected = of_whole.state_dict()
     assert written["param_groups"] == expected["param_groups"]
     for number, entries in expected["state"].items():
@@ -126,21 +131,21 @@ def test_the_state_of_a_split_model_has_the_form_of_a_whole_ones_and_goes_back(w
     refuse_other_optimizer(Path("of whole"), of_whole, written)
 
     for stored in (written, named):
-        read: Any = numbered_for(split, of_split, stored)
+        read: Any = convert_to_param_ids(split, of_split, stored)
         before = of_split.state_dict()
         assert read["param_groups"] == before["param_groups"]
         for number, entries in before["state"].items():
             assert torch.equal(read["state"][number]["exp_avg"], entries["exp_avg"])
         # What was loaded can be written again.
         of_split.load_state_dict(read)
-        assert numbered_as_if_whole(split, of_split, named)["param_groups"] == expected["param_groups"]
+        assert convert_to_unsharded_param_ids(split, of_split, named)["param_groups"] == expected["param_groups"]
 
 
 def test_settings_that_a_group_cannot_have_both_are_left_in_their_groups() -> None:
     whole, split = models()
     of_split = stepped(split, 0.1)
     of_split.param_groups[0]["lr"] = 0.5
-    named = by_name(of_split.state_dict(), names_of_parameters(split, of_split))
-    assert len(numbered_as_if_whole(split, of_split, named)["param_groups"]) == 4
+    named = key_by_name(of_split.state_dict(), get_optimizer_parameter_names(split, of_split))
+    assert len(convert_to_unsharded_param_ids(split, of_split, named)["param_groups"]) == 4
     with pytest.raises(ValueError, match="its groups have"):
-        refuse_other_optimizer(Path("a"), stepped(whole, 0.1), numbered_as_if_whole(split, of_split, named))
+        refuse_other_optimizer(Path("a"), stepped(whole, 0.1), convert_to_unsharded_param_ids(split, of_split, named))

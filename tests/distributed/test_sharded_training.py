@@ -15,7 +15,7 @@ from littrainer.checkpoint.sharded_files import read_fsdp_weights
 from littrainer.checkpoint.verification import damage_in, readable_manifest
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
-from tests.distributed.together import found_in, run_together
+from tests.distributed.together import read_results, run_in_processes
 from tests.scenarios.once_per_session import carried_out_once
 
 TOLERANCE = 1e-6
@@ -29,14 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def run(folder: Path) -> None:
         # The samples of one optimizer step of two processes.
         trainer_of(folder / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
-        run_together(sharded_process.__name__, folder)
+        run_in_processes(sharded_process.__name__, folder)
 
     return carried_out_once(tmp_path_factory, "sharing-a-model", run)
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
-    return found_in(folder)
+    return read_results(folder)
 
 
 def same_numbers(one: Any, other: Any) -> bool:

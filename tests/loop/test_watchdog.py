@@ -17,7 +17,7 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.layout import STACKS_NAME
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.environment import HANG_TIMEOUT, REPORTS
-from littrainer.distributed.failures import HEARTBEAT, HangError
+from littrainer.distributed.failures import HEARTBEAT_FILE, HangError
 from littrainer.loop import watchdog
 from littrainer.loop.watchdog import Watchdog
 from tests.scenarios.other_processes import wait_until
@@ -121,7 +121,7 @@ def test_a_script_that_catches_the_error_is_no_longer_expected_to_end(
     given = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}
     with pytest.raises(HangError):
         quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=1).train()
-    assert [*reports.glob(f"{HEARTBEAT}*")] == []
+    assert [*reports.glob(f"{HEARTBEAT_FILE}*")] == []
 
 
 def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.json_values import read_mapping
-from littrainer.distributed.environment import NOTHING, USE_DEEPSPEED, is_on
+from littrainer.distributed.environment import UNSET_VALUES, USE_DEEPSPEED, is_env_true
 
 if TYPE_CHECKING:
     import torch
@@ -410,16 +410,16 @@ class DeepSpeedPlugin:
 
 def launched_config() -> dict[str, Any] | str | None:
     """Return the configuration that `accelerate launch` asks for, or the path of its file; None without DeepSpeed."""
-    if not is_on(USE_DEEPSPEED):
+    if not is_env_true(USE_DEEPSPEED):
         return None
     file = os.environ.get(CONFIG_FILE, "")
-    if file.lower() not in NOTHING:
+    if file.lower() not in UNSET_VALUES:
         return file
     sizes = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), AUTO)
     config: dict[str, Any] = {**sizes, "bf16": {"enabled": AUTO}, "fp16": {"enabled": AUTO}}
     for setting in SETTINGS:
         text = os.environ.get(setting.variable, "").strip()
-        value = setting.launched if text.lower() in NOTHING else _read_value(text)
+        value = setting.launched if text.lower() in UNSET_VALUES else _read_value(text)
         if value is not None:
             *sections, key = setting.key.split(".")
             node = config
@@ -446,7 +446,9 @@ def set_up_deepspeed(args: Any) -> None:
     if not config:
         return
     _check_installed()
-    adopt_config(args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_on(ZERO3_INIT))
+    adopt_config(
+        args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_env_true(ZERO3_INIT)
+    )
     if args.deepspeed_plugin.zero3_init_flag:
         # `from_pretrained` gives each process its shard.
         from littrainer.distributed.group import start_deepspeed_communication

@@ -76,7 +76,7 @@ class ProcessFacts(ArgumentFields):
 
         if getattr(self.accelerator_config, "use_configured_state", False):
             return configured_device()
-        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in environment.TRUE_WORDS:
+        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in environment.TRUE_VALUES:
             return torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", self._gpu_of_this_process(torch.cuda.device_count()))
@@ -122,7 +122,7 @@ class ProcessFacts(ArgumentFields):
         if environment.is_launched():
             # Scripts written for transformers 4 read it.
             self.local_rank = self.local_process_index
-        if environment.meeting_point() is None:
+        if environment.get_rendezvous_point() is None:
             return
         from littrainer.distributed.group import ensure_process_group
 

@@ -20,7 +20,7 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.fields import ArgumentFields, topics_of
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
 from littrainer.arguments.specifications import SPECS
-from littrainer.distributed.environment import refused_variables
+from littrainer.distributed.environment import get_refused_variables
 from littrainer.distributed.layout import data_parallel_size
 
 MAX_WHOLE_NUMBER = 2**63 - 1
@@ -384,7 +384,7 @@ def refuse_unsupported(args: Any) -> None:
         texts = [_text(item) for item in (value if isinstance(value, list) else [value])]
         if not set(texts) <= set(honoured):
             refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
-    refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in get_refused_variables().items()]
     if refused:
         raise NotImplementedError(
             f"littrainer does not carry out {'; '.join(refused)}. "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.json_values import read_mapping, truth
-from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
+from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
     from littrainer.arguments.fields import ArgumentFields
@@ -72,7 +72,7 @@ def sharding_plan(args: Any) -> ShardingPlan | None:
 
 def is_launched_with_fsdp() -> bool:
     """Whether `accelerate launch` asks for FSDP."""
-    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_WORDS
+    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_VALUES
 
 
 def settle_sharding(args: ArgumentFields) -> None:
@@ -181,7 +181,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 def _resharding(value: Any) -> bool | str:
     # The number 1 is torch's FULL_SHARD, which is `True` in version 2.
-    if str(value).strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
+    if str(value).strip().lower() in (*TRUE_VALUES, *FALSE_VALUES):
         return truth(value)
     try:
         return _one_of(*SHARDING_STRATEGIES)(value)
@@ -275,7 +275,7 @@ def _words(given: Any) -> list[str] | None:
         return None
     members = given.split() if isinstance(given, str) else list(given)
     words = [str(getattr(member, "value", member)).strip().lower() for member in members]
-    if len(words) == 1 and words[0] in (*TRUE_WORDS, *FALSE_WORDS):
+    if len(words) == 1 and words[0] in (*TRUE_VALUES, *FALSE_VALUES):
         return [] if truth(words[0]) else None
     for word in words:
         if word not in WORDS:
@@ -321,7 +321,7 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     values: dict[str, Any] = {}
     for given_name, value in config.items():
         if given_name in TPU_KEYS:
-            if value and str(value).strip().lower() not in FALSE_WORDS:
+            if value and str(value).strip().lower() not in FALSE_VALUES:
                 raise NotImplementedError(
                     f"littrainer does not carry out {source} with {given_name}={value!r}: it trains on CPUs and GPUs. "
                     "Leave that out, or run the script with plain `python` to train with transformers."

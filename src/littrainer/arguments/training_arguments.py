@@ -21,9 +21,9 @@ from littrainer.arguments.process import ProcessFacts, apply_hardware_choices, p
 from littrainer.arguments.rules import check_values, refuse_unsupported, settle_global_batch_size, validate
 from littrainer.arguments.secrets import masked
 from littrainer.arguments.sharding import settle_sharding
-from littrainer.distributed.environment import adopt_launcher_variables
+from littrainer.distributed.environment import set_torchrun_variables
 from littrainer.distributed.failures import report_errors_to_agent
-from littrainer.distributed.layout import requested_sizes
+from littrainer.distributed.layout import get_requested_sizes
 
 SECRET_ENDING = "_token"
 
@@ -123,7 +123,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
     def __post_init__(self) -> None:
-        adopt_launcher_variables()
+        set_torchrun_variables()
         report_errors_to_agent()
         is_copy = was_normalized(self)
         unpack_containers(self)
@@ -140,7 +140,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         self._validate_args()
         # Contradictions are refused before a script loads its model.
-        requested_sizes(self)
+        get_requested_sizes(self)
         if self.decides_the_run:
             # Scripts call torch.distributed as soon as they have arguments.
             self._join_other_processes()

@@ -11,7 +11,7 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.distributed.failures import note_step_of_error
+from littrainer.distributed.failures import set_step_of_error
 from littrainer.runtime.lazy_isinstance import is_a, known_classes
 from littrainer.runtime.notes import add_note, kind_of
 
@@ -255,7 +255,7 @@ def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], T
     try:
         yield
     except BaseException as error:
-        note_step_of_error(error, state().global_step)
+        set_step_of_error(error, state().global_step)
         callbacks = [] if getattr(error, ENDED_FOR_CALLBACKS, False) else list(handler.callbacks)
         for callback in callbacks:
             try:

@@ -161,4 +161,4 @@ def check_tracker_logins(callbacks: Iterable[Any]) -> Iterator[Finding]:
             if places and not any(one in os.environ or Path(one).expanduser().exists() for one in places.split()):
                 status = NOTE
                 text = f"no login was found, and nothing would be reported: {remedy}, or set {places.split()[0]}"
-            yield Finding(status, callback.shown_name, text)
+            yield Finding(status, callback.display_name, text)

@@ -33,7 +33,7 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import TRAININGS, rank, reports_folder
+from littrainer.distributed.environment import TRAININGS, get_reports_folder, rank
 from littrainer.runtime.atomic_files import write_whole
 from littrainer.runtime.remote_folder import address_of, local_folder
 
@@ -124,7 +124,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
     Parameters:
         resume_from_checkpoint: what the script says, which holds if there is no such checkpoint.
     """
-    if reports_folder() is None or TRAININGS not in os.environ:
+    if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
     number = str(next(_trainings))
     with raise_on_all_ranks("looking for the checkpoint to go on from"):

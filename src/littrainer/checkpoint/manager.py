@@ -31,7 +31,7 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import hang_timeout
+from littrainer.distributed.environment import get_hang_timeout
 from littrainer.runtime.notes import SAVE, part_of_training
 from littrainer.runtime.remote_folder import address_of
 
@@ -140,7 +140,7 @@ class CheckpointManager:
                 if self.is_writer(args, folder):
                     store = contexts.enter_context(locked(folder))
                     if has_url:
-                        is_uploaded = contexts.enter_context(store.upload(hang_timeout(args))) is not None
+                        is_uploaded = contexts.enter_context(store.upload(get_hang_timeout(args))) is not None
                     contexts.enter_context(recorded(folder))
             yield
             if has_url:

@@ -29,7 +29,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.resume.rng import set_random_states
-from littrainer.strategies.shards import is_by_name, numbered_for
+from littrainer.strategies.full_state import convert_to_param_ids, is_keyed_by_name
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Load the state of the optimizer."""
     path, state = read_optimizer_state(folder)
-    if is_by_name(state):
-        state = numbered_for(model, optimizer, state)
+    if is_keyed_by_name(state):
+        state = convert_to_param_ids(model, optimizer, state)
     refuse_other_optimizer(path, optimizer, state)
     optimizer.load_state_dict(state)
 
@@ -99,7 +99,7 @@ def refuse_other_optimizer(path: Path, optimizer: Any, state: Any) -> None:
 
 def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
     """Load the state of the schedule of an optimizer with so many parameter groups."""
-    if getattr(schedule, "is_kept_by_engine", False):
+    if getattr(schedule, "is_saved_by_engine", False):
         return
     schedule.load_state_dict(_fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), groups))
 

@@ -42,18 +42,18 @@ from littrainer.checkpoint.writer import StagedCheckpoint, write_companions
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.model.facts import users_model
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.shards import (
-    by_name,
-    free_gathered,
+from littrainer.strategies.full_state import (
+    convert_to_param_ids,
+    convert_to_unsharded_param_ids,
+    get_full_optimizer_state,
+    get_full_state_dict,
+    get_optimizer_parameter_names,
     has_flat_shards,
     is_sharded,
-    load_whole_optimizer_state,
-    load_whole_state_dict,
-    names_of_parameters,
-    numbered_as_if_whole,
-    numbered_for,
-    whole_optimizer_state,
-    whole_state_dict,
+    key_by_name,
+    load_full_optimizer_state,
+    load_full_state_dict,
+    reshard_gathered,
 )
 
 if TYPE_CHECKING:
@@ -160,16 +160,16 @@ class GatheredStateIO(FullStateIO):
     def save_model(self, output_dir: str) -> None:
         """Write the full model."""
         model = self.training.sharded_model
-        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
+        weights = {"state_dict": get_full_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
             self.training.save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the full optimizer's state."""
         model = self.training.model
-        state = whole_optimizer_state(model, self.optimizer)
+        state = get_full_optimizer_state(model, self.optimizer)
         if self.is_first:
-            self._write({OPTIMIZER_NAME: numbered_as_if_whole(model, self.optimizer, state)}, folder)
+            self._write({OPTIMIZER_NAME: convert_to_unsharded_param_ids(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load weights into the shards; only the first process reads them."""
@@ -180,7 +180,7 @@ class GatheredStateIO(FullStateIO):
             elif self.is_first:
                 state, differences = fitted(model, read_weights(folder))
                 refuse_other_weights(model, folder, differences, to_resume)
-        load_whole_state_dict(model, state)
+        load_full_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state into the shards; only the first process reads it."""
@@ -191,8 +191,8 @@ class GatheredStateIO(FullStateIO):
         with raise_on_all_ranks(f"reading the optimizer's state in {folder}"):
             if self.is_first:
                 path, state = read_optimizer_state(folder)
-                refuse_other_optimizer(path, self.optimizer, numbered_for(model, self.optimizer, state))
-        load_whole_optimizer_state(model, self.optimizer, state)
+                refuse_other_optimizer(path, self.optimizer, convert_to_param_ids(model, self.optimizer, state))
+        load_full_optimizer_state(model, self.optimizer, state)
 
 
 class FsdpStateIO(GatheredStateIO):
@@ -204,8 +204,10 @@ class FsdpStateIO(GatheredStateIO):
     def save_optimizer(self, folder: Path) -> None:
         """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
         model = self.training.sharded_model
-        weights = self._without_base(whole_state_dict(model))
-        state = whole_optimizer_state(model, self.optimizer) if is_sharded(model) else self._optimizer_state_by_name()
+        weights = self._without_base(get_full_state_dict(model))
+        state = (
+            get_full_optimizer_state(model, self.optimizer) if is_sharded(model) else self._optimizer_state_by_name()
+        )
         if self.is_first:
             self._write({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
 
@@ -240,14 +242,14 @@ class FsdpStateIO(GatheredStateIO):
 
             with raise_on_all_ranks(f"reading {folder / OPTIMIZER_FOLDER}"):
                 state = read_optimizer_into(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
-                self.optimizer.load_state_dict(numbered_for(model, self.optimizer, state))
+                self.optimizer.load_state_dict(convert_to_param_ids(model, self.optimizer, state))
         else:
             self._load_gathered_optimizer(model, folder)
 
     def _load_parts(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, read_into, stored_weights
 
-        free_gathered(model)
+        reshard_gathered(model)
         with raise_on_all_ranks(f"reading {folder}"):
             own, stored = model.state_dict(), stored_weights(folder)
             shapes = {name: (entry.size, own[name].shape) for name, entry in stored.items() if entry and name in own}
@@ -263,8 +265,8 @@ class FsdpStateIO(GatheredStateIO):
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
     def _optimizer_state_by_name(self) -> dict[str, Any]:
-        names = names_of_parameters(self.training.sharded_model, self.optimizer)
-        return by_name(self.optimizer.state_dict(), names)
+        names = get_optimizer_parameter_names(self.training.sharded_model, self.optimizer)
+        return key_by_name(self.optimizer.state_dict(), names)
 
     def _without_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return weights without the base of adapters, which nothing trains, and which a checkpoint does not hold."""
@@ -304,7 +306,7 @@ class ShardedStateIO(FsdpStateIO):
         model = self.training.sharded_model
         # Parts of version 2 are copied to the host's memory when they are written, or before training goes on.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
-        free_gathered(model)
+        reshard_gathered(model)
         weights = self._without_base(get_model_state_dict(model, options=options))
         state: Mapping[str, Any]
         if has_flat_shards(model):

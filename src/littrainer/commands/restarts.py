@@ -38,7 +38,7 @@ class Restarts:
             return None
         run_dirs = self._run_dirs()
         self._keep_stacks(failure, run_dirs)
-        fewer = self._launch.fewer_devices if self._failed_again(failure, run_dirs) else None
+        fewer = self._launch.reduced_devices if self._failed_again(failure, run_dirs) else None
         came_before = bool(failure.error) and (failure.error, failure.step) in self._errors
         self._errors.add((failure.error, failure.step))
         if came_before and fewer is None:
@@ -78,7 +78,7 @@ class Restarts:
         for folder in [*reversed(run_dirs), os.getcwd(), tempfile.gettempdir()]:
             path = os.path.join(folder, STACKS_NAME)
             with suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"==== {when}: {failure.words} ====\n{failure.stacks}\n")
+                file.write(f"==== {when}: {failure.message} ====\n{failure.stacks}\n")
                 if failure.stacks:
                     _say(f"where all processes stood is in {path}")
                 return

@@ -25,7 +25,7 @@ from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
 from littrainer.runtime.nested_values import PADDING, map_nested, truncated
-from littrainer.strategies.shards import free_gathered
+from littrainer.strategies.full_state import reshard_gathered
 
 logger = logging.getLogger(__name__)
 
@@ -376,7 +376,7 @@ class EvaluationLoop(CollectedOutputs):
         trainer, prefix = self.trainer, f"{self.prefix}_"
         if trainer.is_fsdp_enabled:
             # What forward passes have gathered takes memory, and hides from scripts that the model is sharded.
-            free_gathered(trainer.model)
+            reshard_gathered(trainer.model)
         if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
             name = "test" if self.is_prediction else "evaluation"
             raise ValueError(

@@ -279,9 +279,9 @@ class TFTrainer:
 
     def _report_to(self, service: str) -> None:
         if service not in (self.args.report_to or []):
-            from littrainer.tracking.selection import tracker_class
+            from littrainer.tracking.selection import get_tracker_class
 
-            self.torch_trainer.add_callback(tracker_class(service))
+            self.torch_trainer.add_callback(get_tracker_class(service))
 
     @property
     def global_step(self) -> int:

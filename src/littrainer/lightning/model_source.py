@@ -30,7 +30,7 @@ from littrainer.lightning.preparation import steps_of_training
 from littrainer.model.facts import users_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.shards import whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict
 
 # Values of the parameter `model` of a module.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
@@ -216,7 +216,7 @@ def export_model(
         state = strategy.lightning_module_state_dict()
         weights = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
     elif any(is_a(parameter, "sharded tensor") for parameter in parameters):
-        weights = whole_state_dict(model)
+        weights = get_full_state_dict(model)
     with raise_on_all_ranks(f"writing {folder}"):
         if rank == 0:
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,7 @@ def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
     if shards > 1 and not is_a(model, "resharding module"):
-        from littrainer.strategies.sharded import shard
+        from littrainer.strategies.fsdp2 import shard
 
         plan: Any = sharding_plan(args)
         if plan is None:

@@ -24,7 +24,7 @@ from littrainer.loop.overrides import own_methods
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.run import TrainingRun
 from littrainer.model.traversal import model_device
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 # Keywords for `lightning.Trainer` whose results belong to the training alone.
 KEYWORDS_OF_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)

@@ -102,7 +102,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             and (
                 type(pl_trainer.strategy) in PLAIN_STRATEGIES
                 # Asked of the strategy, since importing it takes time where no model is split.
-                or getattr(pl_trainer.strategy, "acts_behind_backward_passes_only", False)
+                or getattr(pl_trainer.strategy, "has_only_post_backward_hooks", False)
             )
             and getattr(pl_trainer.strategy, "_model_averager", None) is None
             and type(plugin) in PLAIN_PRECISIONS

@@ -43,8 +43,8 @@ from littrainer.lightning_adapter.lightning_internals import (
 from littrainer.lightning_adapter.module import ClosingEvents, OpeningEvents
 from littrainer.lightning_adapter.precision import precision_plugin
 from littrainer.runtime.log_filter import quiet_lightning
-from littrainer.strategies.user_strategy import fitted_strategy
-from littrainer.tracking.lightning_loggers import adopt_loggers, loggers_of
+from littrainer.strategies.user_strategy import adapt_strategy
+from littrainer.tracking.lightning_loggers import add_logger_trackers, get_shared_loggers
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -132,15 +132,15 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
     if (precision := matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
-    keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
+    keywords["strategy"] = adapt_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
     keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
         # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
         keywords["accumulate_grad_batches"] = 1
     callbacks = _user_callbacks(trainer.lightning_callbacks, keywords)
-    adopt_loggers(trainer, trainer.callback_handler)
-    keywords["logger"] = loggers_of(trainer.callback_handler.callbacks)
+    add_logger_trackers(trainer, trainer.callback_handler)
+    keywords["logger"] = get_shared_loggers(trainer.callback_handler.callbacks)
     if callbacks and not keywords["logger"]:
         owner: Any = weakref.ref(trainer)
         keywords["logger"] = [HistoryLogger(lambda: owner().state)]

@@ -35,7 +35,7 @@ from littrainer.optim.schedules import is_metric_driven
 from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
 from littrainer.runtime.interruptions import StoppedByUserCode
 from littrainer.runtime.weak_attributes import held_weakly
-from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
+from littrainer.strategies.model_wrapping import rewrap_after_unfreezing
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
@@ -181,7 +181,7 @@ class TrainerModule(StepsAfterBackward):
             count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
         self.follow_optimizer()
         self._follow_schedule()
-        follow_unfrozen_parameters(self.owner)
+        rewrap_after_unfreezing(self.owner)
 
     def follow_optimizer(self) -> Any:
         """The optimizer that steps next, from here on Lightning's too."""

@@ -16,7 +16,7 @@ from littrainer.arguments.sharding import sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.stepping import GradScalerMixin
 from littrainer.strategies.deepspeed import TrainerDeepSpeedStrategy
-from littrainer.strategies.sharded import ignored_parameters
+from littrainer.strategies.fsdp2 import find_ignored_parameters
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -149,5 +149,5 @@ def _whole_beside_split(args: TrainingArguments, trained_model: nn.Module | None
     plan = sharding_plan(args)
     if plan is None or trained_model is None:
         return None
-    is_trained = any(one.requires_grad for one in ignored_parameters(trained_model, plan.ignored_modules))
+    is_trained = any(one.requires_grad for one in find_ignored_parameters(trained_model, plan.ignored_modules))
     return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None

@@ -21,7 +21,7 @@ from littrainer.runtime.lazy_isinstance import known_classes
 from littrainer.runtime.log_filter import quiet_lightning
 from littrainer.runtime.weak_attributes import without_callers_frames
 from littrainer.strategies.choice import SHARDING_STRATEGIES, strategy_name
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -26,7 +26,7 @@ from littrainer.arguments.sharding import check_processes, sharding_plan
 from littrainer.data.limits import check_limits, further_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
-from littrainer.distributed.layout import process_layout, tensor_parallel_size
+from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.loop.loss import returns_the_mean
 from littrainer.loop.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
@@ -171,7 +171,7 @@ def check_arguments(args: TrainingArguments) -> None:
     check_loader_processes(args)
     refuse_unsupported(args)
     # Reading it refuses what it cannot be.
-    process_layout(args)
+    get_process_layout(args)
     check_processes(args)
     ensure_process_group(args)
     apply_log_level(args)

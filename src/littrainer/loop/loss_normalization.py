@@ -24,7 +24,7 @@ from littrainer.loop.out_of_memory import is_out_of_memory
 from littrainer.loop.overrides import own_methods
 from littrainer.model.facts import base_model, users_model
 from littrainer.runtime.nested_values import map_nested
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 logger = logging.getLogger(__name__)
 

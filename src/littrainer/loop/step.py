@@ -213,7 +213,7 @@ class TrainingStep:
         pending = self.trainer.session.checkpoints.pending
         is_written = pending is not None and pending.writing.done()
         if self._flags is not None:
-            is_written = self._flags.settle(self.trainer.control, flags, is_written)
+            is_written = self._flags.sync(self.trainer.control, flags, is_written)
         if is_written and pending is not None and flags is CONTROL_FLAGS:
             # In all processes at once. Callbacks that are notified of it may raise flags.
             self.trainer.session.checkpoints.wait()

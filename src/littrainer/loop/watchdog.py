@@ -22,14 +22,14 @@ from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
 from littrainer.data.workers import reading_workers
 from littrainer.distributed.collectives import describe_last_collective, is_distributed
-from littrainer.distributed.environment import hang_timeout, reports_folder
+from littrainer.distributed.environment import get_hang_timeout, get_reports_folder
 from littrainer.distributed.failures import (
-    HEARTBEAT,
+    HEARTBEAT_FILE,
     HangError,
     dump_all_stacks,
-    note_step_of_error,
     open_stacks,
     report_error,
+    set_step_of_error,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         state: Callable[[], TrainerState],
         looked_at: Callable[[], tuple[TrainingRun | None, Any]],
     ):
-        self.seconds = hang_timeout(args)
+        self.seconds = get_hang_timeout(args)
         self._args, self._state, self._looked_at = args, state, looked_at
         # An override may take long, and is not to be called by this thread at each look.
         self._folder_of = functools.lru_cache(maxsize=1)(lambda run: run.folder)
@@ -71,8 +71,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._error: HangError | None = None
         self._run: TrainingRun | None = None
         self._earlier_handler: Any = None
-        folder = reports_folder()
-        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT}-{os.getpid()}"
+        folder = get_reports_folder()
+        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT_FILE}-{os.getpid()}"
 
     def __enter__(self) -> Watchdog:
         if self.seconds:
@@ -154,7 +154,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             f"Training has not moved for {self.seconds:g} s (hang_timeout), {where}. The stacks of its threads are "
             "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
         )
-        note_step_of_error(self._error, state.global_step)
+        set_step_of_error(self._error, state.global_step)
         self._print_stacks(where)
         if is_distributed():
             self._wait_for_end(SECONDS_FOR_OTHERS)

@@ -91,7 +91,7 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
         super().teardown()
 
 
-def ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
+def get_ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
     """The keywords for Lightning's DDPStrategy that the arguments stand for."""
     values = {keyword: getattr(args, argument) for argument, keyword in DDP_KEYWORDS.items()}
     values["timeout"] = args.ddp_timeout_delta
@@ -110,13 +110,13 @@ def _recomputes_layers(args: Any, model: Any) -> bool:
     return bool(recomputes or args.activation_checkpointing)
 
 
-def data_parallel_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
+def create_ddp_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
     """The strategy for a copy of the model in each process."""
     args = trained.args
-    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **ddp_keywords(args, trained.model))
+    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **get_ddp_keywords(args, trained.model))
 
 
-def still_exchanges(wrapped: Any, model: nn.Module) -> bool:
+def is_reusable_ddp(wrapped: Any, model: nn.Module) -> bool:
     """Whether an earlier training's wrapper is DDP around this model, for these processes and parameters."""
     return (
         isinstance(wrapped, DistributedDataParallel)

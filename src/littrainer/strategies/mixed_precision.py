@@ -22,14 +22,14 @@ FORWARD_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def forward_type(args: Any) -> torch.dtype | None:
+def get_autocast_dtype(args: Any) -> torch.dtype | None:
     """What the forward pass computes in under autocast; None for the model's own precision, as under DeepSpeed."""
     if asks_for_deepspeed(args):
         return None
     return FORWARD_TYPES.get(lightning_precision(args))
 
 
-def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
     """From now on, run a model's forward under autocast and return its half precision outputs in float32.
 
     It stays that way after training, so that what a script computes with the model afterwards agrees with it. Nothing
@@ -49,7 +49,7 @@ def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> No
 
 
 def restore_forward(model: nn.Module) -> None:
-    """Undo `run_forward_in`."""
+    """Undo `autocast_forward`."""
     found: Any = vars(model).pop("_original_forward", None)
     if found is not None:
         model.forward = found

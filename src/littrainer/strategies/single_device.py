@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, meeting_point
+from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, get_rendezvous_point
 from littrainer.model.traversal import is_on, stays_in_place
 from littrainer.runtime.lazy_isinstance import is_a
 
@@ -39,13 +39,13 @@ class LaunchedProcesses(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """Host of the first process."""
-        point = meeting_point()
+        point = get_rendezvous_point()
         return LOCAL_ADDRESS if point is None else point.address
 
     @property
     def main_port(self) -> int:
         """Port on which the first process is found."""
-        point = meeting_point()
+        point = get_rendezvous_point()
         return DEFAULT_PORT if point is None else point.port
 
     @staticmethod
@@ -148,6 +148,6 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
             super().model_to_device()
 
 
-def single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
+def create_single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
     """The strategy of one process with one device."""
     return ResidentSingleDeviceStrategy(device=trained.args.device)

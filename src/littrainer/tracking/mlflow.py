@@ -11,7 +11,7 @@ from typing import Any
 
 from littrainer.arguments.report_to import SERVICES, environment_says
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.tracking.base import TrackerCallback, model_config_of, only_numbers, shown_arguments
+from littrainer.tracking.base import TrackerCallback, drop_non_numbers, get_model_config, mask_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class MLflowCallback(TrackerCallback):
         self.uploads_checkpoints = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
         self._open_run(args, state)
         self._run_logger()
-        self._log_parameters({**model_config_of(model), **shown_arguments(args)})
+        self._log_parameters({**get_model_config(model), **mask_arguments(args)})
         tags = os.environ.get("MLFLOW_TAGS")
         if tags:
             self._ml_flow.set_tags(json.loads(tags))
@@ -106,7 +106,7 @@ class MLflowCallback(TrackerCallback):
         run_id = self._run_logger().run_id
         # The end of a run waits for what is being written; nothing waits for what is written after it.
         has_ended = self._active_run_id() is None
-        numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in only_numbers(logs, self.service).items()}
+        numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in drop_non_numbers(logs, self.service).items()}
         self._pending = self._ml_flow.log_metrics(numbers, step=state.global_step, synchronous=has_ended, run_id=run_id)
 
     def _raise_earlier_failure(self) -> None:

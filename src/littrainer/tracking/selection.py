@@ -23,7 +23,7 @@ from littrainer.tracking.lightning_loggers import LightningLoggersCallback
 logger = logging.getLogger(__name__)
 
 
-def trackers_for(report_to: Any) -> list[Any]:
+def create_trackers(report_to: Any) -> list[Any]:
     """Return callbacks that report to the services in `report_to`.
 
     Parameters:
@@ -46,17 +46,17 @@ def trackers_for(report_to: Any) -> list[Any]:
             if reason is not None:
                 logger.warning("Nothing is reported to %s: %s.", name, reason)
                 continue
-        callbacks.append(tracker_class(name)())
+        callbacks.append(get_tracker_class(name)())
     return [*callbacks, LightningLoggersCallback(loggers)] if loggers else callbacks
 
 
-def tracker_classes(report_to: Any) -> list[type]:
+def get_tracker_classes(report_to: Any) -> list[type]:
     """Return the callback classes of the services in `report_to`; a ValueError if a name is unknown."""
     names = trackers_in(report_to)
-    return [tracker_class(name) for name in (available_services() if names == ["all"] else names)]
+    return [get_tracker_class(name) for name in (available_services() if names == ["all"] else names)]
 
 
-def tracker_class(name: Any) -> type:
+def get_tracker_class(name: Any) -> type:
     """Return the callback class of a service, or one that a script has added to transformers' table under that name.
 
     Raises:

@@ -29,16 +29,16 @@ from littrainer.compat.accelerator.states import (
 )
 from littrainer.data.loaders import LookaheadLoader, prepare_loader
 from littrainer.distributed import collectives
-from littrainer.distributed.layout import process_layout, tensor_parallel_size
+from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_to
 from littrainer.optim.stepping import clip_by_norm
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import truncated
-from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
-from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
-from littrainer.strategies.shards import is_sharded, whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict, is_sharded
+from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype, restore_forward
+from littrainer.strategies.model_wrapping import get_compile_keywords, is_compiled
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -205,7 +205,7 @@ class AcceleratorFacade:
     def scaler(self) -> torch.amp.GradScaler | None:
         """The GradScaler of fp16; None in any other precision, and on a CPU."""
         # A training has its own before the first step.
-        if self._scaler is None and self.module is None and forward_type(self._args) is torch.float16:
+        if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
             self._scaler = _new_scaler(self._args)
         return self._scaler
 
@@ -219,7 +219,7 @@ class AcceleratorFacade:
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
         """Return the context in which the model's forward computes, which AutocastKwargs may switch off."""
-        dtype = forward_type(self._args)
+        dtype = get_autocast_dtype(self._args)
         if dtype is None:
             return nullcontext()
         settings = {} if autocast_handler is None else autocast_handler.to_kwargs()
@@ -321,16 +321,16 @@ class AcceleratorFacade:
             _refuse_second_engine(model)
         if getattr(model, "_is_accelerate_prepared", False):
             return model
-        dtype = forward_type(args)
+        dtype = get_autocast_dtype(args)
         if dtype is not None:
-            run_forward_in(model, args.device.type, dtype)
+            autocast_forward(model, args.device.type, dtype)
         if device_placement is not False:
             move_to(model, args.device)
         prepared: Any = model
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if collectives.get_world_size() > 1 and trains and not evaluation_mode:
             prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
-        keywords = compile_keywords(args)
+        keywords = get_compile_keywords(args)
         if keywords is not None and not is_compiled(prepared):
             prepared = torch.compile(prepared, **keywords)
         prepared._is_accelerate_prepared = True
@@ -398,7 +398,7 @@ class AcceleratorFacade:
             return consolidated()
         if unwrap:
             model = self.unwrap_model(model, keep_torch_compile=False)
-        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
+        return get_full_state_dict(model) if is_sharded(model) else model.state_dict()
 
     # ---- State and settings ------------------------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ def _refuse_second_engine(model: nn.Module) -> None:
 NOT_TAKEN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_plugin": ("set deepspeed to its configuration", asks_for_deepspeed),
     "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: sharding_plan(args) is not None),
-    "parallelism_config": ("set parallelism_config", lambda args: process_layout(args).is_given),
+    "parallelism_config": ("set parallelism_config", lambda args: get_process_layout(args).is_given),
     "megatron_lm_plugin": ("pass a strategy as lightning={...}", lambda args: False),
     "autocast_handler": ("override autocast_smart_context_manager", lambda args: False),
     "scaler_handler": ("pass lightning={'plugins': ...} with a precision plugin", lambda args: False),

@@ -10,7 +10,7 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.process import distributed_type, partial_state
 from littrainer.arguments.sharding import plugin_arguments, sharding_plan
 from littrainer.data.loaders import current_loader
-from littrainer.distributed.layout import process_layout
+from littrainer.distributed.layout import get_process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -21,7 +21,7 @@ def parallelism_config_of(args: TrainingArguments) -> Any:
     given: Any = args.parallelism_config
     if given is not None and not isinstance(given, Mapping):
         return given
-    layout = process_layout(args)
+    layout = get_process_layout(args)
     if not layout.is_given:
         return None
     from accelerate import ParallelismConfig
