@@ -35,7 +35,7 @@ def _fsdp_version(args: Any) -> int | None:
 # for is taken.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "DeepSpeed": (asks_for_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
-    "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "sharded_v1", "ResidentFSDP1Strategy"),
+    "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "fsdp1", "ResidentFSDP1Strategy"),
     "FSDP": (lambda args: _fsdp_version(args) == 2, "model_parallel", "ResidentModelParallelStrategy"),
     "tensor parallel": (lambda args: tensor_parallel_size(args) > 1, "model_parallel", "ResidentModelParallelStrategy"),
     "single device": (lambda args: args.world_size == 1, "single_device", "create_single_device_strategy"),
