@@ -43,7 +43,7 @@ BETTER = {
 """A pattern -> the better word; DESIGN and CONTRIBUTING have the rules behind it."""
 
 
-def read_results(text: str) -> list[str]:
+def found_in(text: str) -> list[str]:
     """Each phrase of a text that has a better word, with the sentence around it."""
     hits = []
     for pattern, better in BETTER.items():
@@ -57,14 +57,14 @@ def read_results(text: str) -> list[str]:
 def test_a_page_is_in_plain_english(page: str) -> None:
     text = INLINE_CODE.sub("`code`", prose(Path(ROOT, page)))
     # A phrase may begin on one line and end on the next.
-    assert read_results(re.sub(r"(?<=\S)\n(?=[a-z])", " ", text)) == []
+    assert found_in(re.sub(r"(?<=\S)\n(?=[a-z])", " ", text)) == []
 
 
 def test_help_is_in_plain_english() -> None:
     texts = {" ".join(words): help_of(*words) for words in [(), *((name,) for name in COMMANDS)]}
     for field in dataclasses.fields(Seq2SeqTrainingArguments):
         texts[f"--{field.name}"] = field.metadata["help"]
-    found = {name: read_results(" ".join(text.split())) for name, text in texts.items()}
+    found = {name: found_in(" ".join(text.split())) for name, text in texts.items()}
     assert {name: hits for name, hits in found.items() if hits} == {}
 
 
@@ -91,9 +91,9 @@ def messages(tree: ast.Module) -> Iterator[str]:
 def test_docstrings_and_messages_are_in_plain_english(module: str) -> None:
     tree = ast.parse(Path(SOURCE, module).read_text(encoding="utf-8"))
     texts = [ast.get_docstring(tree) or "", *public_docstrings(tree), *messages(tree)]
-    assert read_results("\n".join(re.sub(r"(?<=\S)\n *(?=[a-z])", " ", text) for text in texts)) == []
+    assert found_in("\n".join(re.sub(r"(?<=\S)\n *(?=[a-z])", " ", text) for text in texts)) == []
 
 
 def test_a_phrase_is_found_with_the_better_word() -> None:
-    (hit,) = read_results("Each process has a folder of its own.")
+    (hit,) = found_in("Each process has a folder of its own.")
     assert hit.startswith("'of its own' (better: its, their, separate, or nothing)")
