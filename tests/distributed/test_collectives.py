@@ -80,7 +80,7 @@ def test_a_process_that_dies_is_named_by_the_others(found: list[dict[str, Any]])
 
 
 def test_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "_connected", lambda: pytest.fail("there is nobody to ask"))
+    monkeypatch.setattr(collectives, "_connect", lambda: pytest.fail("there is nobody to ask"))
     assert collectives.any_rank(True) and not collectives.any_rank(False) and collectives.all_reduce_max(3) == 3
     assert collectives.all_gather_object("a") == ["a"] and collectives.broadcast_object("a") == "a"
     assert collectives.scatter_object(["a"]) == "a"
@@ -97,12 +97,12 @@ def test_ctrl_c_does_not_wait_for_the_others_and_their_end_hides_no_error(monkey
     may_end = threading.Event()
     timer = threading.Timer(20, may_end.set)
     timer.start()
-    monkeypatch.setattr(collectives, "_exchanged", lambda *_: may_end.wait(LONGEST_WAIT_SECONDS))
+    monkeypatch.setattr(collectives, "_exchange", lambda *_: may_end.wait(LONGEST_WAIT_SECONDS))
     with pytest.raises(KeyboardInterrupt), collectives.raise_on_all_ranks("writing"):
         raise KeyboardInterrupt
     assert not may_end.is_set()
     timer.cancel()
     may_end.set()
-    monkeypatch.setattr(collectives, "_exchanged", are_gone)
+    monkeypatch.setattr(collectives, "_exchange", are_gone)
     with pytest.raises(KeyError, match="the cause"), collectives.raise_on_all_ranks("writing"):
         raise KeyError("the cause")

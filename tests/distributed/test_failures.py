@@ -80,7 +80,7 @@ def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
         raise dist.DistNetworkError("Broken pipe")
 
     # The first exchange connects the processes, of which one may have ended.
-    monkeypatch.setattr(collectives, "_connected", connect)
+    monkeypatch.setattr(collectives, "_connect", connect)
     why = "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
     with pytest.raises(LostProcess, match=why):
         collectives.any_rank(True)

@@ -110,8 +110,8 @@ def test_a_process_that_a_hang_ends_has_half_a_minute_to_end_by_itself(
 ) -> None:
     monkeypatch.setattr(launcher, "MIN_ENDING_TIMEOUT_S", 2.0)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        (tmp_path / f"ending-{process.pid}").touch()
+        (tmp_path / f"hung-{process.pid}").touch()
         with launcher._end_processes_without_heartbeat(tmp_path, 0.1) as ended:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1)
-            assert process.wait(30) and ended[process.pid].startswith("has not answered for 2 s")
+            assert process.wait(30) and ended[process.pid].startswith("has not responded for 2 s")

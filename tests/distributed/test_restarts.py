@@ -35,7 +35,7 @@ def test_after_a_process_is_killed_the_training_goes_on_from_its_newest_checkpoi
 def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path: Path) -> None:
     done = run_in(tmp_path / "a", Schedule("1", [(1, 0, 5, "stop")], options=WATCHED))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"pid \d+ has not answered for 4 s \(--hang-timeout\) and was ended", done.stderr)
+    assert re.search(r"pid \d+ has not responded for 4 s \(--hang-timeout\) and was ended", done.stderr)
     # It wrote where it stood before it ended, at most some calls after it went on.
     assert "faulty_run.py" in (tmp_path / "a" / "run" / STACKS_NAME).read_text()
 
