@@ -87,7 +87,7 @@ def scale_on_the_cpu() -> None:
     """Let the arguments ask for loss scaling, though the device is a CPU, and forward passes stay as they are."""
     littrainer.arguments.destinations.lightning_precision = scaled_precision
     littrainer.strategies.mixed_precision.lightning_precision = scaled_precision
-    littrainer.strategies.mixed_precision.FORWARD_TYPES["16-mixed"] = torch.float32
+    littrainer.strategies.mixed_precision.AUTOCAST_DTYPES["16-mixed"] = torch.float32
     littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (scaled_precision, "from fp16")
 
 

@@ -22,7 +22,7 @@ from littrainer.model.facts import facts_about
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.mixed_precision import FORWARD_TYPES
+from littrainer.strategies.mixed_precision import AUTOCAST_DTYPES
 
 UNKNOWN_LENGTH = (
     "How many steps there are is not known: the loader has no length, or training has no end. Give "
@@ -115,7 +115,7 @@ def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
             sharded_args: Any = copy.copy(args)
             sharded_args.fsdp, sharded_args.fsdp_config = True, args.fsdp_config or {"version": 2}
             plan = sharding_plan(sharded_args)
-        computes_in = FORWARD_TYPES.get(strategy.precision_plugin.precision)
+        computes_in = AUTOCAST_DTYPES.get(strategy.precision_plugin.precision)
         shard(model, plan, mesh["data_parallel"], strategy.root_device, computes_in)
     return together
 

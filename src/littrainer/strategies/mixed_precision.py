@@ -18,7 +18,7 @@ from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
 
 # Lightning's precision -> what the forward pass computes in.
-FORWARD_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
@@ -26,7 +26,7 @@ def get_autocast_dtype(args: Any) -> torch.dtype | None:
     """What the forward pass computes in under autocast; None for the model's own precision, as under DeepSpeed."""
     if asks_for_deepspeed(args):
         return None
-    return FORWARD_TYPES.get(lightning_precision(args))
+    return AUTOCAST_DTYPES.get(lightning_precision(args))
 
 
 def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:

@@ -106,10 +106,10 @@ def block_backward_sync(strategy: Any) -> Any:
     if module is None or module.exchanges_gradients:
         return nullcontext()
     model = module.owner.model
-    return without_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
+    return disable_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
 
 
-def without_gradient_sync(model: Any) -> AbstractContextManager[Any]:
+def disable_gradient_sync(model: Any) -> AbstractContextManager[Any]:
     """Return a context in which processes do not exchange the gradients of a model.
 
     Parameters:

@@ -273,11 +273,11 @@ class AcceleratorFacade:
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
         """Return a context in which several processes do not exchange the gradients of a model."""
         # A Trainer imports this file, and Lightning only when it trains.
-        from littrainer.strategies.single_device import without_gradient_sync
+        from littrainer.strategies.single_device import disable_gradient_sync
 
         plugin = self._args.deepspeed_plugin
         # From stage 2 on DeepSpeed shards gradients as they are computed.
-        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else without_gradient_sync(model)
+        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else disable_gradient_sync(model)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
