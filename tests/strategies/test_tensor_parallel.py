@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from littrainer.strategies.tensor_parallel import (
-    _ties,
-    _without_ties_that_would_break,
+    _drop_inconsistent_ties,
+    _find_tied_parameters,
     find_layer_styles,
     get_tp_plan,
 )
@@ -66,10 +66,10 @@ def test_rules_for_layers_that_are_not_there_are_told(caplog: pytest.LogCaptureF
 
 def test_layers_that_share_a_weight_are_split_alike_or_not_at_all() -> None:
     model = llama(tie_word_embeddings=True)
-    ties = _ties(model)
+    ties = _find_tied_parameters(model)
     assert ties == [["model.embed_tokens.weight", "lm_head.weight"]]
     alike = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_rep", "other": "rowwise"}
-    assert _without_ties_that_would_break(alike, ties) == list(alike)
+    assert _drop_inconsistent_ties(alike, ties) == list(alike)
     for head_alone in ({"lm_head": "colwise_rep"}, {**alike, "model.embed_tokens": "embedding_colwise"}):
-        kept = _without_ties_that_would_break({**head_alone, "other": "rowwise"}, ties)
+        kept = _drop_inconsistent_ties({**head_alone, "other": "rowwise"}, ties)
         assert kept == ["other"]
