@@ -9,7 +9,7 @@ import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
 from littrainer import TrainerCallback
-from littrainer.tracking.trackio import TrackioCallback, static_space_name
+from littrainer.tracking.trackio import TrackioCallback, make_static_space_name
 from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.services.stand_ins import Calls, Recorder
 from tests.tracking.stores import redirect_store
@@ -88,4 +88,4 @@ def test_local_results_are_published_with_a_push(tmp_path: Path) -> None:
     ("project", "name"), [("My Run/2", "my-run-2"), ("//", "trackio-project"), ("a" * 99, "a" * 81), ("a.b_c", "a.b_c")]
 )
 def test_the_name_of_a_static_space_is_one_that_the_hub_takes(project: str, name: str) -> None:
-    assert re.fullmatch(re.escape(name) + "-static-[0-9a-f]{6}", static_space_name(project))
+    assert re.fullmatch(re.escape(name) + "-static-[0-9a-f]{6}", make_static_space_name(project))

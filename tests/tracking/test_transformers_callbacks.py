@@ -313,7 +313,7 @@ def test_an_earlier_transformers_without_a_callback_is_named(monkeypatch: pytest
 
 
 def test_transformers_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_callbacks, "THEIR_MODULE", "absent.integration_utils")
+    monkeypatch.setattr(transformers_callbacks, "TRANSFORMERS_MODULE", "absent.integration_utils")
     monkeypatch.setattr("littrainer.arguments.report_to.is_importable", {"flytekit"}.__contains__)
     transformers_callbacks._tracker_class.cache_clear()
     with pytest.raises(ImportError, match="report_to='flyte' needs transformers, which is not installed"):

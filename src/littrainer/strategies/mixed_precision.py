@@ -19,7 +19,7 @@ from littrainer.runtime.weak_attributes import WeaklyBound
 
 # Lightning's precision -> dtype of autocast.
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-HALF_DTYPES = (torch.float16, torch.bfloat16)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def get_autocast_dtype(args: Any) -> torch.dtype | None:
@@ -63,4 +63,4 @@ def _wrap_in_autocast(forward: Callable[..., Any], device_type: str, dtype: torc
 
 
 def _convert_to_float32(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALF_DTYPES else value
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALF_TYPES else value
