@@ -13,7 +13,7 @@ import torch
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.tracking import TrackerCallback
-from littrainer.tracking.base import convert_to_number, hyperparameters
+from littrainer.tracking.base import collect_hyperparameters, convert_to_number
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -105,11 +105,11 @@ def test_hyperparameters_are_the_model_config_and_the_arguments_over_it_without_
         run_name="http://me:very-secret@h",
     )
     config = {"learning_rate": "of the config", "loader": {"API_KEY": "very secret"}, "pad_token": "<pad>"}
-    shown = hyperparameters(args, SimpleNamespace(config=config, peft_config={"default": "lora"}))
-    assert (shown["learning_rate"], shown["peft_config"]) == (0.01, {"default": "lora"})
-    assert (shown["loader"], shown["pad_token"]) == ({"API_KEY": "<API_KEY>"}, "<pad>")
-    assert (shown["lr_scheduler_kwargs"], shown["run_name"]) == ({"token": "<TOKEN>"}, "http://h")
-    assert shown["service_api_key"] == "<SERVICE_API_KEY>" and "very secret" not in str(shown)
+    parameters = collect_hyperparameters(args, SimpleNamespace(config=config, peft_config={"default": "lora"}))
+    assert (parameters["learning_rate"], parameters["peft_config"]) == (0.01, {"default": "lora"})
+    assert (parameters["loader"], parameters["pad_token"]) == ({"API_KEY": "<API_KEY>"}, "<pad>")
+    assert (parameters["lr_scheduler_kwargs"], parameters["run_name"]) == ({"token": "<TOKEN>"}, "http://h")
+    assert parameters["service_api_key"] == "<SERVICE_API_KEY>" and "very secret" not in str(parameters)
 
 
 NUMBERS: list[tuple[Any, Any]] = [

@@ -286,7 +286,7 @@ def _path_or_class_name(value: Any) -> str:
     return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "__name__", type(value).__name__)
 
 
-def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
+def collect_hyperparameters(args: Any, model: Any) -> dict[str, Any]:
     """Return the parameters of a run: the model's configuration, updated by the arguments."""
     parameters = {**get_model_config(model), **mask_arguments(args)}
     peft_config = getattr(model, "peft_config", None)

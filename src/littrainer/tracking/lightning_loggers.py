@@ -8,7 +8,7 @@ from typing import Any
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.data.limits import HasKeywords, development_batches, further_keywords
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.tracking.base import TrackerCallback, drop_non_numbers, hyperparameters, rename_for_trackers
+from littrainer.tracking.base import TrackerCallback, collect_hyperparameters, drop_non_numbers, rename_for_trackers
 
 
 def _make_event(name: str) -> Callable[..., None]:
@@ -58,7 +58,7 @@ class _LoggerTracker(TrackerCallback):
         self._is_finalized = False
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        self.lightning_logger.log_hyperparams(hyperparameters(args, model))
+        self.lightning_logger.log_hyperparams(collect_hyperparameters(args, model))
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         self.lightning_logger.log_metrics(

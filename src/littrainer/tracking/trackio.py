@@ -8,8 +8,8 @@ from typing import Any
 
 from littrainer.tracking.base import (
     TrackerCallback,
+    collect_hyperparameters,
     drop_summary_values,
-    hyperparameters,
     rename_for_trackers,
     survives_failure,
 )
@@ -63,7 +63,7 @@ class TrackioCallback(TrackerCallback):
         self._run_name = run.name
         # The full name: the environment may set it, and the argument may lack the owner.
         self._space_id = self._trackio.context_vars.current_space_id.get()
-        self._trackio.config.update(hyperparameters(args, model), allow_val_change=True)
+        self._trackio.config.update(collect_hyperparameters(args, model), allow_val_change=True)
         if hasattr(model, "num_parameters"):
             self._trackio.config["model/num_parameters"] = model.num_parameters()
 

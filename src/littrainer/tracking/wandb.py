@@ -14,9 +14,9 @@ from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import (
     SUMMARY_VALUES,
     TrackerCallback,
+    collect_hyperparameters,
     drop_summary_values,
     get_model_config,
-    hyperparameters,
     rename_for_trackers,
     write_final_model,
 )
@@ -100,7 +100,7 @@ class WandbCallback(TrackerCallback):
             self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **self._get_name_keywords(args, state)
             )
-        self._wandb.config.update(hyperparameters(args, model), allow_val_change=True)
+        self._wandb.config.update(collect_hyperparameters(args, model), allow_val_change=True)
         self._wandb.define_metric(STEP_METRIC)
         self._wandb.define_metric("*", step_metric=STEP_METRIC, step_sync=True)
         watch_mode = os.environ.get("WANDB_WATCH", "false")
