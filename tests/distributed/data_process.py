@@ -20,7 +20,7 @@ from littrainer.distributed.collectives import all_gather_object
 from littrainer.distributed.failures import FailedElsewhere
 from tests.data.test_packing import tokens_read
 from tests.data.test_token_batches import WithWidths
-from tests.distributed.checks import Check, carry_out
+from tests.distributed.checks import Check, run_checks
 from tests.loop.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, language_rows, token_rows, vector_rows
@@ -30,7 +30,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer, warnings_lo
 
 SIZE = 2
 # A check that lets one process wait for the other fails by then.
-LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
+MAX_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 RANK = int(os.environ.get("RANK", "0"))
 
 # ---- Resuming --------------------------------------------------------------------------------------------------------
@@ -220,10 +220,10 @@ CHECKS = (
 
 
 def group(meeting_place: Path) -> AbstractContextManager[None]:
-    return process_group(meeting_place, RANK, SIZE, LONGEST_WAIT)
+    return process_group(meeting_place, RANK, SIZE, MAX_WAIT)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    carry_out(CHECKS, Path(sys.argv[1]), within=group)
+    run_checks(CHECKS, Path(sys.argv[1]), within=group)
     end_process()

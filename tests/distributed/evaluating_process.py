@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
 from littrainer.data.stream_end import UnequalData
 from littrainer.distributed.failures import FailedElsewhere
-from tests.distributed.checks import carry_out
+from tests.distributed.checks import run_checks
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import Rows, token_rows, translation_rows, vector_rows
 from tests.scenarios.models import CLASSES, VectorClassifier, tiny_bert_classifier, tiny_t5
@@ -181,4 +181,4 @@ def find(folder: Path, rank: int, size: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     find(Path(sys.argv[1]), rank=RANK, size=int(os.environ["WORLD_SIZE"]))
-    carry_out(CHECKS, Path(sys.argv[1]))
+    run_checks(CHECKS, Path(sys.argv[1]))

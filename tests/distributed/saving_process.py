@@ -33,14 +33,14 @@ from littrainer.checkpoint.store import LOCK_NAME
 from littrainer.checkpoint.verification import damage_in
 from littrainer.distributed.collectives import barrier
 from littrainer.lightning_adapter.run_lightning import import_lightning
-from tests.distributed.checks import carry_out
+from tests.distributed.checks import run_checks
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
 from tests.scenarios.trainers import quiet_trainer, warnings_logged
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
+MAX_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 # Three optimizer steps to an epoch.
 SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps"}
 WHOLE = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -90,7 +90,7 @@ def make(folder: Path | str, *callbacks: Any, kind: type[Trainer] = Trainer, **c
     )
 
 
-def error_of(work: Callable[[], Any]) -> str:
+def get_error(work: Callable[[], Any]) -> str:
     """The kind and the text of the error that something ends with."""
     try:
         work()
@@ -106,13 +106,13 @@ def check_errors(error: str, fails: int, *words: str) -> None:
         assert word in error
 
 
-def names_in(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     """The files of checkpoints below a folder."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "littrainer_run.json"]
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
-def state_of(folder: Path) -> list[Any]:
+def inspect_run(folder: Path) -> list[Any]:
     """The checkpoints in the folder of a run when all processes are done with it, and whatever should not be there."""
     barrier()
     checkpoints = sorted(folder.glob("checkpoint-*"))
@@ -141,7 +141,7 @@ def failing_at(owner: Any, name: str, step: int, rank: int, number: int) -> Iter
         yield
 
 
-def weights_of(trainer: Trainer) -> dict[str, Any]:
+def get_weights(trainer: Trainer) -> dict[str, Any]:
     return {name: tensor.tolist() for name, tensor in trainer.model.state_dict().items()}
 
 
@@ -184,7 +184,7 @@ class HoldingBack(TrainerCallback):
             yield
 
 
-def whole_parameters(trainer: Trainer) -> dict[str, Any]:
+def get_full_parameters(trainer: Trainer) -> dict[str, Any]:
     model: Any = trainer.model
     return {name: parameter.full_tensor().tolist() for name, parameter in model.named_parameters()}
 
@@ -196,7 +196,7 @@ def shards_in(checkpoint: Path) -> dict[str, Any]:
 
 
 # The weights after a training that is never stopped.
-WEIGHTS_OF_A_WHOLE_RUN: dict[str, Any] = {}
+REFERENCE_WEIGHTS: dict[str, Any] = {}
 
 
 # ---- Checks ----------------------------------------------------------------------------------------------------------
@@ -207,11 +207,11 @@ def a_checkpoint_holds_a_part_of_each_process_and_is_resumed_exactly(folder: Pat
     first = make(folder / "run", saves)
     first.train()
     checkpoint = folder / "run" / "checkpoint-4"
-    WEIGHTS_OF_A_WHOLE_RUN.update(weights_of(first))
-    state, files, manifest = state_of(folder / "run"), names_in(checkpoint), read_manifest(checkpoint)
+    REFERENCE_WEIGHTS.update(get_weights(first))
+    state, files, manifest = inspect_run(folder / "run"), list_files(checkpoint), read_manifest(checkpoint)
     second = make(folder / "run")
     second.train(resume_from_checkpoint=str(checkpoint))
-    assert weights_of(second) == WEIGHTS_OF_A_WHOLE_RUN
+    assert get_weights(second) == REFERENCE_WEIGHTS
     assert state == WHOLE and saves.steps == [2, 4, 6] and files == FILES
     assert manifest is not None and sorted(manifest.files) == FILES[1:]
 
@@ -225,14 +225,14 @@ def a_checkpoint_that_one_process_cannot_write_ends_both_and_the_earlier_ones_ar
 
     # Weights of the first process, random states of the second.
     with failing_at(weights, "_write_plain", 4, 0, errno.ENOSPC):
-        found = [(error_of(make(folder / "0").train), state_of(folder / "0"))]
+        found = [(get_error(make(folder / "0").train), inspect_run(folder / "0"))]
     with failing_at(torch, "save", 4, 1, errno.EACCES):
-        found.append((error_of(make(folder / "1").train), state_of(folder / "1")))
-    error = error_of(make(folder / "on-save", FailingOnSave()).train)
-    left = state_of(folder / "on-save")
+        found.append((get_error(make(folder / "1").train), inspect_run(folder / "1")))
+    error = get_error(make(folder / "on-save", FailingOnSave()).train)
+    left = inspect_run(folder / "on-save")
     resumed = make(folder / "0")
     resumed.train(resume_from_checkpoint=True)
-    assert weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    assert get_weights(resumed) == REFERENCE_WEIGHTS
     for fails, words in enumerate(("checkpoint-4 could not be written beyond", "Permission denied")):
         check_errors(found[fails][0], fails, words, "" if fails == RANK else "checkpoint-4")
         assert found[fails][1] == ["checkpoint-2"]
@@ -244,12 +244,12 @@ def checkpoints_written_in_the_background_are_the_same_and_a_failure_ends_both(f
     saves = Saves()
     trainer = make(folder / "run", saves, async_save=True, save_total_limit=2)
     trainer.train()
-    state = state_of(folder / "run")
+    state = inspect_run(folder / "run")
     with failing_at(weights, "_write_plain", 4, 0, errno.ENOSPC):
-        error = error_of(make(folder / "full", async_save=True).train)
-    left = state_of(folder / "full")
-    assert saves.steps == [2, 4, 6] and state == WHOLE[1:] and weights_of(trainer) == WEIGHTS_OF_A_WHOLE_RUN
-    assert names_in(folder / "run" / "checkpoint-4") == FILES
+        error = get_error(make(folder / "full", async_save=True).train)
+    left = inspect_run(folder / "full")
+    assert saves.steps == [2, 4, 6] and state == WHOLE[1:] and get_weights(trainer) == REFERENCE_WEIGHTS
+    assert list_files(folder / "run" / "checkpoint-4") == FILES
     check_errors(error, 0, "BackgroundSaveError", "" if RANK else "No space left")
     assert left == ["checkpoint-2"]
 
@@ -260,10 +260,10 @@ def shards_are_written_while_training_goes_on_and_are_those_of_their_step(folder
     trainer = make(folder / "run", saves, held, async_save=True, **SHARDS)
     with held.around():
         trainer.train()
-    state, names = state_of(folder / "run"), [names_in(folder / run) for run in ("run", "waiting")]
+    state, names = inspect_run(folder / "run"), [list_files(folder / run) for run in ("run", "waiting")]
     resumed = make(folder / "resumed", async_save=True, **SHARDS)
     resumed.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-2"))
-    expected, *found = [whole_parameters(one) for one in (waiting, trainer, resumed)]
+    expected, *found = [get_full_parameters(one) for one in (waiting, trainer, resumed)]
     assert held.threads and threading.main_thread() not in held.threads
     # Steps after that of the save have changed the weights while the second process held its part back.
     assert RANK == 0 or held.seen == []
@@ -287,9 +287,9 @@ def shards_on_their_way_are_finished_whatever_ends_the_training(folder: Path) ->
         callbacks = [held, callback] if name == "error" or RANK == 1 else [held]
         with held.around():
             endings.append(
-                error_of(make(folder / name, *callbacks, async_save=True, enable_jit_checkpoint=True, **SHARDS).train)
+                get_error(make(folder / name, *callbacks, async_save=True, enable_jit_checkpoint=True, **SHARDS).train)
             )
-        states.append(state_of(folder / name))
+        states.append(inspect_run(folder / name))
     resumed = make(folder / "error", **SHARDS)
     resumed.train(resume_from_checkpoint=True)
     assert endings == ["OverflowError: of the callback", "no error"] and resumed.state.global_step == 6
@@ -298,11 +298,11 @@ def shards_on_their_way_are_finished_whatever_ends_the_training(folder: Path) ->
 
 def shards_that_one_process_cannot_write_end_both_and_the_earlier_ones_are_gone_on_from(folder: Path) -> None:
     with failing_at(FileSystem, "create_stream", 4, 1, errno.ENOSPC):
-        error = error_of(make(folder, async_save=True, **SHARDS).train)
-    left = state_of(folder)
+        error = get_error(make(folder, async_save=True, **SHARDS).train)
+    left = inspect_run(folder)
     resumed = make(folder, async_save=True, **SHARDS)
     resumed.train(resume_from_checkpoint=True)
-    state = state_of(folder)
+    state = inspect_run(folder)
     for words in ("BackgroundSaveError", "checkpoint-4 could not be written in the background", "No space left"):
         assert words in error
     assert left == ["checkpoint-2"] and state == WHOLE
@@ -323,7 +323,7 @@ def shards_written_in_the_background_are_rotated_thinned_and_the_best_loaded_as_
         trainer = make(run, async_save=in_background, **settings, **SHARDS)
         trainer.train()
         best = Path(trainer.state.best_model_checkpoint).name
-        found.append((state_of(run), names_in(run), best, whole_parameters(trainer)))
+        found.append((inspect_run(run), list_files(run), best, get_full_parameters(trainer)))
     assert found[0] == found[1]
     assert any("optimizer_0" in name for name in found[1][1]) and len(found[1][0]) == 2
 
@@ -338,14 +338,14 @@ def older_checkpoints_are_thinned_and_the_last_healthy_one_stays(folder: Path) -
 
     run = folder / "run"
     make(run, Harm(), keep_optimizer_states=1, save_total_limit=1).train()
-    state = state_of(run)
+    state = inspect_run(run)
     make(folder / "thin", keep_optimizer_states=1).train()
-    thin = state_of(folder / "thin")
-    left = names_in(folder / "thin" / "checkpoint-2")
+    thin = inspect_run(folder / "thin")
+    left = list_files(folder / "thin" / "checkpoint-2")
     resumed = make(run)
     resumed.train(resume_from_checkpoint=True)
-    refused = error_of(lambda: make(run).train(resume_from_checkpoint=str(folder / "thin" / "checkpoint-2")))
-    assert state == WHOLE[1:] and weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    refused = get_error(lambda: make(run).train(resume_from_checkpoint=str(folder / "thin" / "checkpoint-2")))
+    assert state == WHOLE[1:] and get_weights(resumed) == REFERENCE_WEIGHTS
     assert thin == WHOLE and left == [FILES[0], FILES[3], *FILES[-2:]]
     check_errors(refused, 0, f"Resume from {folder / 'thin' / 'checkpoint-6'}")
 
@@ -356,7 +356,7 @@ def a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name(folde
     if RANK == 0:
         (run / "checkpoint-4" / "rng_state_1.pth").write_bytes(b"no archive")
     barrier()
-    damaged = error_of(lambda: make(run).train(resume_from_checkpoint=str(run / "checkpoint-4")))
+    damaged = get_error(lambda: make(run).train(resume_from_checkpoint=str(run / "checkpoint-4")))
     resumed = make(run)
     started: list[int] = []
 
@@ -366,9 +366,9 @@ def a_damaged_newest_checkpoint_is_passed_over_by_both_and_refused_by_name(folde
 
     resumed.add_callback(Starts())
     resumed.train(resume_from_checkpoint=True)
-    one_sided = error_of(lambda: make(run).train(resume_from_checkpoint=RANK == 0))
-    nothing = error_of(lambda: make(folder / "nothing").train(resume_from_checkpoint=True))
-    assert started == [2] and weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    one_sided = get_error(lambda: make(run).train(resume_from_checkpoint=RANK == 0))
+    nothing = get_error(lambda: make(folder / "nothing").train(resume_from_checkpoint=True))
+    assert started == [2] and get_weights(resumed) == REFERENCE_WEIGHTS
     check_errors(damaged, 0, "rng_state_1.pth has 10 bytes")
     assert "no intact checkpoint" in nothing
     assert "process 1 is not: give all of them the same resume_from_checkpoint" in one_sided
@@ -393,13 +393,13 @@ def own_disk(folder: Path, first_of_its_node: bool) -> Iterator[Path]:
 def parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused_there(folder: Path) -> None:
     with own_disk(folder / "one-writes", first_of_its_node=True) as node:
         make("out", StopAfter(4)).train()
-        written = names_in(node)
-        not_seen = error_of(lambda: make("out").train(resume_from_checkpoint=True))
+        written = list_files(node)
+        not_seen = get_error(lambda: make("out").train(resume_from_checkpoint=True))
     make(folder / f"started-at-{RANK}", StopAfter(4)).train()
     barrier()
     names = [f"checkpoint-{step}/{name}" for step in (2, 4) for name in FILES]
     assert written == ([] if RANK else [f"out/{name}" for name in names])
-    assert [names_in(folder / f"started-at-{rank}") for rank in range(PROCESSES)] == [names, []]
+    assert [list_files(folder / f"started-at-{rank}") for rank in range(PROCESSES)] == [names, []]
     for words in ("Process 1 on", "finds no such folder", "save_on_each_node=True"):
         assert words in not_seen
 
@@ -407,7 +407,7 @@ def parts_written_on_another_disk_are_brought_to_the_checkpoint_which_is_refused
 def shards_written_on_another_disk_are_brought_to_the_checkpoint_before_training_goes_on(folder: Path) -> None:
     with own_disk(folder, first_of_its_node=True) as node:
         make("out", StopAfter(4), async_save=True, **SHARDS).train()
-        state, names = state_of(node / "out"), names_in(node)
+        state, names = inspect_run(node / "out"), list_files(node)
     assert state == ([] if RANK else ["checkpoint-2", "checkpoint-4"])
     parts = [f"out/checkpoint-4/{OPTIMIZER_FOLDER}/__{rank}_0.distcp" for rank in range(PROCESSES)]
     assert RANK or set(parts) <= set(names)
@@ -416,14 +416,14 @@ def shards_written_on_another_disk_are_brought_to_the_checkpoint_before_training
 def each_node_writes_a_whole_checkpoint_to_its_disk_and_resumes_from_it(folder: Path) -> None:
     with own_disk(folder / "each-writes", first_of_its_node=True) as node:
         make("out", StopAfter(4), save_on_each_node=True).train()
-        written = {name.rpartition("/")[2] for name in names_in(node)}
+        written = {name.rpartition("/")[2] for name in list_files(node)}
         if RANK == 1:
             (node / "out" / "checkpoint-4" / "optimizer.pt").write_bytes(b"no archive")
         resumed = make("out", save_on_each_node=True)
         with warnings_logged("") as texts:
             resumed.train(resume_from_checkpoint=True)
     assert written == set(FILES) - ({"rng_state_0.pth"} if RANK else {"rng_state_1.pth", "littrainer_resume_1.pt"})
-    assert weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    assert get_weights(resumed) == REFERENCE_WEIGHTS
     if RANK == 0:
         (told,) = [text for text in texts if "Passing over" in text]
         assert "checkpoint-4" in told and "Process 1 on" in told and "optimizer.pt has 10 bytes" in told
@@ -434,13 +434,13 @@ def a_run_at_an_address_is_uploaded_by_the_first_process_and_resumed_by_nodes_wi
     with own_disk(folder / "at-an-address", first_of_its_node=True) as node, mock.patch.dict(os.environ):
         os.environ["XDG_CACHE_HOME"] = "first"
         make(address, StopAfter(4)).train()
-        written = names_in(node)
+        written = list_files(node)
         os.environ["XDG_CACHE_HOME"] = "second"
         resumed = make(address)
         resumed.train(resume_from_checkpoint=True)
-    assert weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    assert get_weights(resumed) == REFERENCE_WEIGHTS
     assert any(name.endswith(FILES[-1]) for name in written) is (RANK == 0)
-    assert names_in(folder / "there" / "run" / "checkpoint-6") == FILES
+    assert list_files(folder / "there" / "run" / "checkpoint-6") == FILES
 
 
 def nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save(folder: Path) -> None:
@@ -451,8 +451,8 @@ def nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save(folder: 
             make(folder / "shared", StopAfter(4), save_on_each_node=True).train()
     finally:
         os.environ["LOCAL_RANK"] = local_rank
-    assert state_of(folder / "shared") == ["checkpoint-2", "checkpoint-4"]
-    assert names_in(folder / "shared" / "checkpoint-4") == FILES
+    assert inspect_run(folder / "shared") == ["checkpoint-2", "checkpoint-4"]
+    assert list_files(folder / "shared" / "checkpoint-4") == FILES
     told = [text for text in texts if "save_on_each_node" in text]
     assert len(told) == RANK and all("same disk as process 0" in text for text in told)
 
@@ -469,11 +469,11 @@ def a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exactly(f
         callbacks = [SignalIn(event, step, times=2)] if RANK == 1 else []
         stopped = make(run, saves, *callbacks, **settings)
         stopped.train()
-        found.append((saves.steps, stopped.state.global_step, state_of(run), stopped_at))
+        found.append((saves.steps, stopped.state.global_step, inspect_run(run), stopped_at))
         resumed = make(run, **settings)
         resumed.train(resume_from_checkpoint=True)
-        resumed_weights.append(weights_of(resumed))
-    assert resumed_weights == [weights_of(whole_run)] * 3
+        resumed_weights.append(get_weights(resumed))
+    assert resumed_weights == [get_weights(whole_run)] * 3
     for steps, reached, state, expected in found:
         assert steps == [reached] == [expected] and state == [f"checkpoint-{expected}"]
 
@@ -486,13 +486,13 @@ def the_folder_of_another_run_or_below_a_file_is_refused_in_both(folder: Path) -
             # As another process has it.
             fcntl.flock(other_run.enter_context(claim.open("w")), fcntl.LOCK_EX)
         barrier()
-        taken = error_of(make(folder / "taken").train)
+        taken = get_error(make(folder / "taken").train)
     barrier()
     make(folder / "taken", StopAfter(2)).train()
     if RANK == 0:
         (folder / "file").touch()
     barrier()
-    after, below = state_of(folder / "taken"), error_of(lambda: make(folder / "file" / "out"))
+    after, below = inspect_run(folder / "taken"), get_error(lambda: make(folder / "file" / "out"))
     check_errors(taken, 0, "Another run, a process")
     assert after == ["checkpoint-2"]
     check_errors(below, 0, "NotADirectory", "creating output_dir=" if RANK else "")
@@ -507,8 +507,8 @@ def what_a_lightning_callback_saves_holds_a_part_of_each_process(folder: Path) -
     (saved,) = (folder / "best").iterdir()
     resumed = make(folder / "run", save_strategy="no")
     resumed.train(resume_from_checkpoint=str(saved))
-    assert names_in(saved) == sorted(["lightning_state.pt", *FILES]) and damage_in(saved) == []
-    assert weights_of(resumed) == WEIGHTS_OF_A_WHOLE_RUN
+    assert list_files(saved) == sorted(["lightning_state.pt", *FILES]) and damage_in(saved) == []
+    assert get_weights(resumed) == REFERENCE_WEIGHTS
 
 
 def a_checkpoint_of_another_number_of_processes_is_resumed_with_one_warning_that_names_both(folder: Path) -> None:
@@ -585,7 +585,7 @@ def killed_while_writing_shards(folder: Path, victim: int) -> Any:
 
 def ended_by(work: Callable[[], Any]) -> Any:
     before = time.monotonic()
-    return {"error": error_of(work), "seconds": time.monotonic() - before}
+    return {"error": get_error(work), "seconds": time.monotonic() - before}
 
 
 def in_fork(folder: Path, victim: int, work: Callable[[Path, int], Any]) -> None:
@@ -604,7 +604,7 @@ def in_fork(folder: Path, victim: int, work: Callable[[Path, int], Any]) -> None
         finally:
             # Not through what this process has registered to do at its end.
             os._exit(status)
-    deadline = time.monotonic() + LONGEST_WAIT.total_seconds()
+    deadline = time.monotonic() + MAX_WAIT.total_seconds()
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
@@ -613,7 +613,7 @@ def in_fork(folder: Path, victim: int, work: Callable[[Path, int], Any]) -> None
 
 
 def group(meeting_place: Path) -> AbstractContextManager[None]:
-    return process_group(meeting_place, RANK, PROCESSES, LONGEST_WAIT)
+    return process_group(meeting_place, RANK, PROCESSES, MAX_WAIT)
 
 
 def main(folder: Path) -> None:
@@ -624,7 +624,7 @@ def main(folder: Path) -> None:
         in_fork(folder / f"killed{victim}", victim, killed_while_saving)
     in_fork(folder / "killed-with-shards", 1, killed_while_writing_shards)
     with group(folder / "meeting"):
-        carry_out(CHECKS, folder)
+        run_checks(CHECKS, folder)
 
 
 if __name__ == "__main__":

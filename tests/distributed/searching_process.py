@@ -22,7 +22,7 @@ from littrainer.distributed.failures import LostProcess
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import read_record
-from tests.distributed.checks import carry_out
+from tests.distributed.checks import run_checks
 from tests.scenarios.once_per_process import leave_out_of_collections
 from tests.search.trainers import searched_trainer
 
@@ -231,4 +231,4 @@ CHECKS = (
 if __name__ == "__main__":
     torch.set_num_threads(1)
     leave_out_of_collections()
-    carry_out(CHECKS, Path(sys.argv[1]))
+    run_checks(CHECKS, Path(sys.argv[1]))

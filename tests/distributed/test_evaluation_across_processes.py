@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.distributed import evaluating_process
-from tests.distributed.checks import assert_well, endings_of
+from tests.distributed.checks import assert_passed, run_checks_in_processes
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
 from tests.distributed.together import read_results
 from tests.scenarios.once_per_session import carried_out_once
@@ -20,12 +20,12 @@ from tests.scenarios.once_per_session import carried_out_once
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes, started once for all tests, wrote what they found and how the checks ended."""
-    return endings_of(tmp_path_factory, evaluating_process.__name__)
+    return run_checks_in_processes(tmp_path_factory, evaluating_process.__name__)
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in evaluating_process.CHECKS])
 def test_two_processes_evaluate_together(folder: Path, check: str) -> None:
-    assert_well(folder, check)
+    assert_passed(folder, check)
 
 
 @pytest.fixture(scope="module")

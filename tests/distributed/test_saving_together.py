@@ -9,19 +9,19 @@ import pytest
 
 from littrainer.checkpoint.verification import damage_in
 from tests.distributed import saving_process
-from tests.distributed.checks import assert_well, endings_of
-from tests.distributed.saving_process import LONGEST_WAIT, WHOLE, make
+from tests.distributed.checks import assert_passed, run_checks_in_processes
+from tests.distributed.saving_process import MAX_WAIT, WHOLE, make
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes have done all that is looked at here; they are started once."""
-    return endings_of(tmp_path_factory, saving_process.__name__, are_told_where_to_meet=False)
+    return run_checks_in_processes(tmp_path_factory, saving_process.__name__, has_rendezvous=False)
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in saving_process.CHECKS])
 def test_two_processes_save_together(folder: Path, check: str) -> None:
-    assert_well(folder, check)
+    assert_passed(folder, check)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -31,7 +31,7 @@ def test_the_death_of_one_process_while_it_saves_ends_the_other_at_once_and_the_
     assert not (folder / f"killed{victim}" / f"{victim}.json").exists()
     other = json.loads((folder / f"killed{victim}" / f"{1 - victim}.json").read_text())
     assert f"process {victim} has ended" in other["error"]
-    assert other["seconds"] < LONGEST_WAIT.total_seconds() / 2
+    assert other["seconds"] < MAX_WAIT.total_seconds() / 2
     run = folder / f"killed{victim}" / "run"
     assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
     trainer = make(run)
@@ -44,7 +44,7 @@ def test_the_death_of_one_process_whose_thread_writes_shards_ends_the_other_and_
     folder: Path,
 ) -> None:
     other = json.loads((folder / "killed-with-shards" / "0.json").read_text())
-    assert "process 1 has ended" in other["error"] and other["seconds"] < LONGEST_WAIT.total_seconds() / 2
+    assert "process 1 has ended" in other["error"] and other["seconds"] < MAX_WAIT.total_seconds() / 2
     run = folder / "killed-with-shards" / "run"
     assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
     make(run).train(resume_from_checkpoint=True)

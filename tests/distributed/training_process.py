@@ -33,7 +33,7 @@ from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import all_gather_object
 from littrainer.loop import out_of_memory
-from tests.distributed.checks import carry_out
+from tests.distributed.checks import run_checks
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows
 from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier, tiny_bert_classifier, tiny_bert_tagger
@@ -48,7 +48,7 @@ SAVED_STEP = 3
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "barrier")
 
 
-def weights_of(trainer: Trainer) -> list[float]:
+def get_weights(trainer: Trainer) -> list[float]:
     return torch.cat([one.detach().flatten() for one in trainer.model.parameters()]).tolist()
 
 
@@ -250,7 +250,7 @@ def lightning_callbacks_decide_alike_in_all_processes(folder: Path) -> None:
             **{"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, **changes},
         )
         trainer.train()
-        return trainer.state.global_step, weights_of(trainer)
+        return trainer.state.global_step, get_weights(trainer)
 
     stopping = EarlyStopping("eval_loss", mode="max", patience=1)
     alone, early, _ = alike(
@@ -309,7 +309,7 @@ def all_processes_start_over_where_memory_runs_out_in_one(folder: Path) -> None:
             folder, NeedsMemory(), kind=kind, rows=24, auto_find_batch_size=True, max_steps=3, ddp_timeout=60
         )
         trainer.train()
-        assert alike((trainer._train_batch_size, trainer.state.global_step, weights_of(trainer)))[:2] == (2, 3)
+        assert alike((trainer._train_batch_size, trainer.state.global_step, get_weights(trainer)))[:2] == (2, 3)
 
 
 class Crowded(PartlyTrainedClassifier):
@@ -343,7 +343,7 @@ def a_window_that_one_process_does_again_keeps_nobody_waiting(folder: Path) -> N
                 ddp_timeout=60,
             )
             trainer.train()
-            alike(weights_of(trainer))
+            alike(get_weights(trainer))
             found.append(trainer.model.state_dict())
             # Two rows of six numbers.
             kept = trainer.training_run.resume_record().get("fitting_elements")  # type: ignore[union-attr]
@@ -379,10 +379,10 @@ def finders_and_limits_are_those_of_all_processes(folder: Path) -> None:
             num_train_epochs=1,
             ddp_timeout=60,
         )
-        before = weights_of(trainer)
+        before = get_weights(trainer)
         curve = trainer.lr_find(num_training=6).results
         size = trainer.scale_batch_size(steps_per_trial=1)
-        is_unchanged = weights_of(trainer) == before
+        is_unchanged = get_weights(trainer) == before
         steps = trainer.train().global_step
         samples = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation").num_samples
         alike((curve, size, steps, samples))
@@ -418,7 +418,7 @@ def an_exact_loss_is_that_of_the_whole_batch_in_one_process(folder: Path) -> Non
             with warnings_logged("loss_normalization") as texts:
                 trainer.train()
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-            found[normalization] = losses, weights_of(trainer), texts
+            found[normalization] = losses, get_weights(trainer), texts
         torch.manual_seed(0)
         whole = make(**without_dropout).train()
         expected = plain_descent(whole, (pad_tokens(rows[begin : begin + 8]) for begin in (0, 8, 16)), 0.1)
@@ -463,7 +463,7 @@ def averaged_weights_are_evaluated_saved_and_resumed_alike(folder: Path) -> None
     plain = quiet_trainer(folder / "plain", rows=48, max_steps=4, learning_rate=0.1)
     plain.train()
     # The average is in the file too, and the same in both processes.
-    assert alike(weights_of(whole)) == weights_of(resumed) != weights_of(plain)
+    assert alike(get_weights(whole)) == get_weights(resumed) != get_weights(plain)
     assert all(torch.equal(saved[name], value) for name, value in whole.model.state_dict().items())
 
 
@@ -472,7 +472,7 @@ def muon_trains_alike_and_resumes(folder: Path) -> None:
     whole, resumed = (quiet_trainer(folder, rows=48, **settings) for _ in range(2))
     whole.train()
     resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    assert alike(weights_of(whole)) == weights_of(resumed)
+    assert alike(get_weights(whole)) == get_weights(resumed)
 
 
 class TracksItsRank(Trainer):
@@ -548,4 +548,4 @@ CHECKS = (
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    carry_out(CHECKS, Path(sys.argv[1]))
+    run_checks(CHECKS, Path(sys.argv[1]))
