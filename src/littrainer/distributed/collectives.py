@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-# Tags of exchanges: a number, an object, the end of a block, a failure.
+# Tags of exchanges.
 _NUMBER, _OBJECT, _DONE, _FAILED = range(4)
 KEEPALIVE_INTERVAL_S = 10.0
 # Attribute of errors that the other processes have received.
@@ -46,7 +46,7 @@ PUBLISHED = "_littrainer_published"
 
 
 class _HostGroup(NamedTuple):
-    """Gloo groups of all processes; separate groups keep concurrent operations from being matched with each other.
+    """Separate gloo groups of all processes for concurrent operations.
 
     Parameters:
         world: the default group at their creation.
@@ -69,17 +69,16 @@ _open_blocks: list[str] = []
 
 
 def get_world_size() -> int:
-    """Return the number of processes of the group that is up; 1 without a group."""
+    """Return the size of the default group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def get_rank() -> int:
-    """Return the rank of this process in the group that is up; 0 without a group."""
+    """Return the rank in the default group; 0 without a group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def is_distributed() -> bool:
-    """Return whether several processes are connected."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -90,7 +89,7 @@ def connect_hosts() -> None:
 
 
 def get_writing_group() -> Any:
-    """Return the group for threads that write files while training continues; a collective call."""
+    """Return the group for threads that write files; a collective call."""
     groups = _connect()
     if not groups.writing:
         groups.writing.append(_new_host_group(groups.world))
@@ -101,12 +100,10 @@ def get_writing_group() -> Any:
 
 
 def all_reduce_max(number: int) -> int:
-    """Return the maximum over the processes."""
     return max(_exchange(_NUMBER, number)) if is_distributed() else number
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether the flag of any process is true."""
     return bool(all_reduce_max(int(flag)))
 
 
@@ -133,7 +130,6 @@ def scatter_object(values: list[Value] | None) -> Value:
 
 
 def barrier() -> None:
-    """Wait until all processes have called this."""
     all_reduce_max(0)
 
 
@@ -375,7 +371,6 @@ def sum_across_processes(number: float, device: torch.device, copies: int = 1) -
 
 
 def has_only_tensors(value: Any) -> bool:
-    """Return whether all leaves of a nested value are tensors."""
     if isinstance(value, Mapping):
         return all(map(has_only_tensors, value.values()))
     if isinstance(value, (list, tuple)):

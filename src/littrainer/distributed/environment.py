@@ -1,8 +1,7 @@
-"""Ranks, addresses and options of launchers, read from environment variables.
+"""Environment variables of launchers: ranks, addresses and options.
 
-torchrun's variables decide, since torch, accelerate and scripts read them too; those of other launchers are copied into
-them. `accelerate launch` and `littrainer run --strategy` set further variables: those about FSDP are read with
-`fsdp_config`, those about the process layout with `parallelism_config`.
+Those of other launchers are copied into torchrun's, which torch, accelerate and scripts read too. `fsdp_config` and
+`parallelism_config` read further variables of `accelerate launch`.
 """
 
 from __future__ import annotations
@@ -73,17 +72,14 @@ def get_hang_timeout(args: Any) -> float:
 
 
 def world_size() -> int:
-    """Return the number of processes that train together."""
     return read_env_int(WORLD_SIZE, 1)
 
 
 def rank() -> int:
-    """Return the rank of this process among all processes."""
     return read_env_int(RANK, 0)
 
 
 def local_rank() -> int:
-    """Return the rank of this process on its node."""
     return read_env_int(LOCAL_RANK, 0)
 
 
@@ -193,7 +189,6 @@ def _parse_number(text: str | None) -> int:
 
 
 def is_env_true(name: str) -> bool:
-    """Return whether a variable is set to a true value."""
     text = os.environ.get(name, "")
     if text.strip().lower() not in (*TRUE_VALUES, *FALSE_VALUES):
         raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")

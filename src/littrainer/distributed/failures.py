@@ -1,7 +1,6 @@
-"""The first failure of the processes, published so that all others can name it.
+"""The first failure of the processes, published in their store and for torchrun's agent, so that all can name it.
 
-Collectives report a lost connection, not its cause, so each process writes its error into the shared store, and for
-torchrun's agent. Errors may come before torch is imported, so this module does not import it.
+This module does not import torch, since errors may come earlier.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 CONSEQUENCE, STEP = "is_consequence", "step"
 # Attribute of an error: its optimizer step.
 AT_STEP = "_littrainer_optimizer_step"
-# Prefixes of a process's files in `get_reports_folder`: stacks, heartbeat, and a mark that a hang ends the process.
+# Prefixes of a process's files in `get_reports_folder`.
 STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "hung"
 WORKER_STACKS_TIMEOUT_S = 0.5
 # After the loss of a connection, a process takes this long to end, and its error to be published.
@@ -121,7 +120,7 @@ _stacks: IO[str] | None = None
 
 
 def report_errors_to_agent() -> None:
-    """Report an error that ends this process to the agent that started it, if any."""
+    """Report an error that ends this process to torchrun's agent, if any."""
     if os.environ.get(ERROR_FILE):
         report_uncaught(_report_uncaught)
     if (folder := get_reports_folder()) is not None:
@@ -172,7 +171,6 @@ def set_step_of_error(error: BaseException, step: int) -> None:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether another process's failure caused an error."""
     return any(isinstance(link, (FailedElsewhere, LostProcess)) for link in error_and_reasons(error))
 
 
@@ -197,9 +195,9 @@ def open_stacks(path: Path | None = None) -> IO[str]:
 
 
 def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Callable[[], str]) -> str:
-    """Write and return the stacks of all threads of this process and of its loader processes, and end the latter.
+    """Write and return the stacks of all threads of this process and its loader processes, and end the latter.
 
-    A heading precedes them, and the text that `further` returns follows, unless `further` fails.
+    The text of `further` follows, unless it fails.
     """
     file = open_stacks()
     start = file.seek(0, os.SEEK_END)
@@ -250,7 +248,7 @@ def name_failed_process(doing: str) -> Iterator[None]:
 
 
 def describe_connection_loss(error: RuntimeError) -> str:
-    """Return which process failed, and how, or else advice, after a connection error."""
+    """Return the failed process and its error, or else advice."""
     rank, _, failure = ("" if _store is None else _store.wait_for_first()).partition(" ")
     if failure:
         return f"process {rank} failed with {failure}"
@@ -290,7 +288,6 @@ def find_dead_peers() -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs on this host."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

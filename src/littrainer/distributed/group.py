@@ -64,13 +64,12 @@ def ensure_process_group(args: Any) -> None:
     else:
         _rendezvous(backend, rank, world_size, timeout)
         _report_errors()
-        # Connect while all processes are alive: after a failure the others would wait until the timeout.
+        # Connect now: after a failure the others would wait until the timeout.
         connect_hosts()
     atexit.register(_end_group, os.getpid())
 
 
 def _rendezvous(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
-    """Initialize the group of several processes."""
     point = environment.get_rendezvous_point()
     if point is None:
         raise RendezvousError(
@@ -122,7 +121,6 @@ def start_deepspeed_communication(args: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether a default process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -145,7 +143,6 @@ def choose_backend(device_type: str, requested: str | None) -> str:
 
 
 def _report_errors() -> None:
-    """Publish errors in the store of the default group."""
     global _reporting_group
     if _reporting_group is dist.group.WORLD or dist.get_world_size() == 1 or MPI in dist.get_backend():
         return
@@ -159,7 +156,7 @@ def _end_group(pid: int) -> None:
     # Forked children are not in the group.
     if os.getpid() != pid or not is_initialized():
         return
-    # Gloo's threads need Python's lock to release their last tensors, and abort the process after Python's shutdown.
+    # Gloo's threads abort the process if they release their last tensors after Python's shutdown.
     time.sleep(GLOO_SHUTDOWN_S)
     # After an error the other processes may wait in a collective, and would block this call.
     if getattr(sys, "last_value", None) is None:

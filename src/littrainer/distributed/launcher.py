@@ -1,4 +1,4 @@
-"""Launcher of a program in several processes, on any number of nodes, with torch's elastic agent."""
+"""Launcher of several processes with torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class Launch:
 
     @property
     def world_size(self) -> int:
-        """Number of all processes."""
         return self.devices * self.nodes
 
     @property
@@ -113,7 +112,6 @@ class Failure:
 
 
 def check_launch(launch: Launch) -> None:
-    """Raise LaunchError for invalid options."""
     devices, nodes, minimum, port = launch.devices, launch.nodes, launch.min_devices, launch.main_port
     option = f"--devices {minimum}:{devices}"
     refused = {
@@ -250,7 +248,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
 
 @contextlib.contextmanager
 def _end_processes_without_heartbeat(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
-    """End processes whose heartbeat stops, or that hang at their end; yield their process ids and the reasons."""
+    """End processes whose heartbeat stops, or that hang at their end; yield their ids and the reasons."""
     ended: dict[int, str] = {}
     if seconds is None:
         yield ended
@@ -324,7 +322,7 @@ def _get_rendezvous_settings(launch: Launch) -> dict[str, Any]:
 
 
 def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
-    """Return rank and failure of the process that failed first, preferring failures that no other caused."""
+    """Return rank and failure of the process that failed first, unless another caused it."""
 
     def order(item: tuple[int, Any]) -> tuple[bool, int, int]:
         rank, failure = item

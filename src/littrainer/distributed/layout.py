@@ -99,7 +99,7 @@ def data_parallel_rank(args: Any) -> int:
 
 
 def tensor_parallel_size(args: Any) -> int:
-    """Return the number of processes that compute each layer together, on the same data."""
+    """Return the number of processes that compute each layer together."""
     return get_process_layout(args).tensor_parallel
 
 

@@ -1,4 +1,4 @@
-"""Choice of Lightning's strategy by the arguments; `strategy_name` does not import Lightning."""
+"""Choice of the strategy, without importing Lightning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TrainedModel(Protocol):
-    """The parts of a Trainer that strategies read when needed, since a training may replace them."""
+    """The parts of a Trainer that strategies read late, since a training may replace them."""
 
     args: Any
     model: Any
@@ -39,7 +39,6 @@ STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "DDP": (lambda args: True, "data_parallel", "create_ddp_strategy"),
 }
 
-# Strategies that shard the model in place when Lightning sets them up.
 SHARDING_STRATEGIES = ("FSDP version 1", "FSDP", "tensor parallel")
 
 
@@ -49,7 +48,7 @@ def strategy_name(args: Any) -> str:
 
 
 def create_strategy(trained: TrainedModel) -> Strategy:
-    """Create the strategy for the arguments, for a `lightning.Trainer`."""
+    """Create the strategy for the arguments."""
     _, module, function = STRATEGIES[strategy_name(trained.args)]
     create: Callable[[TrainedModel], Strategy] = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     return create(trained)

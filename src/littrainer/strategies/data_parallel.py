@@ -45,10 +45,10 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
     block_backward_sync = block_backward_sync
 
     def _configure_launcher(self) -> None:
-        """Create no launcher: the processes are running already, and Lightning refuses its launcher in a notebook."""
+        """Create no launcher, which Lightning refuses in a notebook."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a training as Lightning does; an evaluation does not wrap or synchronize the model."""
+        """Prepare a training as Lightning does; evaluations do not synchronize the model."""
         self.is_fitting = trainer.state.fn == TrainerFn.FITTING
         if self.is_fitting:
             super().setup(trainer)
@@ -57,7 +57,6 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
             self.set_up_in_place(trainer)
 
     def model_to_device(self) -> None:
-        """Move the model, unless it stays in place."""
         assert self.model is not None
         if not stays_in_place(self.model):
             super().model_to_device()
@@ -82,7 +81,7 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
         return wrapped
 
     def teardown(self) -> None:
-        """Undo `sync_batchnorm`, and leave the model on its device."""
+        """Undo `sync_batchnorm`; the model stays on its device."""
         if self.is_fitting and self._layer_sync is not None:
             assert self.model is not None
             self.model = self._layer_sync.revert(self.model)
@@ -109,13 +108,12 @@ def _recomputes_layers(args: Any, model: Any) -> bool:
 
 
 def create_ddp_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
-    """Create the strategy for a replica of the model in each process."""
     args = trained.args
     return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **get_ddp_keywords(args, trained.model))
 
 
 def is_reusable_ddp(wrapped: Any, model: nn.Module) -> bool:
-    """Return whether `wrapped` is DDP around this model, for the current process group and trained parameters."""
+    """Return whether `wrapped` is DDP around this model, process group and set of trained parameters."""
     return (
         isinstance(wrapped, DistributedDataParallel)
         and wrapped.module is model

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine: optimizer states, gradients and parameters sharded over the processes (ZeRO).
+"""DeepSpeed's engine (ZeRO).
 
 The engine wraps the user's model. It steps the optimizer within the backward pass of a window's last micro-batch, clips
 gradients and scales fp16 losses. Its configuration can define optimizer and schedule, which the engine then creates.
@@ -58,17 +58,15 @@ class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """False: the Trainer accumulates, and the last window of an epoch may be shorter."""
+        """False: the Trainer accumulates."""
         return False
 
     @property
     def deepspeed_engine(self) -> Any:
-        """The engine, around the user's model."""
         module: Any = self.lightning_module
         return module.owner.deepspeed
 
     def setup_environment(self) -> None:
-        """Set the device and initialize communication."""
         Strategy.setup_environment(self)
         self.setup_distributed()
 
@@ -84,7 +82,7 @@ class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
         yield
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Create the engine, in `configure_optimizers` of the module; evaluations need an engine in stage 3 only."""
+        """Create the engine, in the module's `configure_optimizers`; evaluations need it in stage 3 only."""
         module: Any = self.lightning_module
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
@@ -261,7 +259,7 @@ def create_evaluation_engine(trainer: EngineOwner) -> None:
 
 
 def resolve_config(args: Any, model: Any, train_batch_size: int, max_steps: int) -> DeepSpeedConfig:
-    """Return the configuration, with `auto` replaced by values of the arguments, the model and the training's length.
+    """Return the configuration with values instead of `auto`.
 
     Raises:
         ValueError: the configuration contradicts the arguments, or nothing defines a value.
@@ -331,7 +329,7 @@ def check_deepspeed(args: Any, lightning_keywords: dict[str, Any]) -> None:
 
 
 def _warn_of_ignored_arguments(args: Any) -> None:
-    """Warn, in the process that logs, of arguments that the configuration overrides."""
+    """Warn of arguments that the configuration overrides."""
     config: dict[str, Any] = args.hf_deepspeed_config.config
     # Argument -> whether it has no effect, and the reason.
     ignored = {

@@ -49,7 +49,7 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
         self._trained = trained
 
     def parallelize(self, model: nn.Module) -> None:
-        """Wrap the Trainer's model, unless it is wrapped; Lightning calls this before each run."""
+        """Wrap the Trainer's model, unless it is wrapped; called before each run."""
         trained = self._trained
         if is_a(trained.model_wrapped, "flat sharded module"):
             return
@@ -63,20 +63,17 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
         self.set_up_in_place(trainer)
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Create the Trainer's optimizer, without Lightning's check for parameters of the wrapper."""
+        """Create the optimizer without Lightning's check for flat parameters."""
         self._reset_optimizers_and_schedulers()
         super(FSDPStrategy, self).setup_optimizers(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the Lightning module, which contains the wrapper."""
         return self._call_module("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the Lightning module."""
         return self._call_module("validation_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the Lightning module."""
         return self._call_module("predict_step", *args, **kwargs)
 
     def _call_module(self, name: str, *args: Any, **kwargs: Any) -> Any:

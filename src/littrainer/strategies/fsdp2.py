@@ -1,7 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer states sharded over the processes, on GPUs and CPUs.
-
-The model is sharded in place: its modules stay the user's objects, and its parameters become DTensors.
-"""
+"""FSDP2, in place: modules stay the user's objects, and parameters become DTensors."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def shard(
         if dtype is not None:
             _convert_trained_to_float32(unit.modules)
         if unit.modules == (model,):
-            # By default torch does not reshard the root module after forward, since its backward follows at once.
+            # The default keeps the root's parameters, since its backward follows at once.
             fully_shard(model, **{name: value for name, value in keywords.items() if name != "reshard_after_forward"})
         else:
             modules: Any = unit.modules[0] if len(unit.modules) == 1 else list(unit.modules)
@@ -134,7 +131,7 @@ def _set_forward_prefetch(layers: list[nn.Module]) -> None:
 
 
 class _WeightBroadcaster:
-    """Broadcaster of the first process's weights, module by module, before they are sharded.
+    """Broadcaster of the first process's unsharded weights.
 
     Parameters:
         device: device of the broadcast tensors.
@@ -245,7 +242,7 @@ def find_layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Modu
 
 
 def find_units(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
-    """Return the modules to shard separately, inner modules first; the model with its remaining parameters follows."""
+    """Return the modules to shard separately, inner modules first, without the root."""
     layers = find_wrapped_layers(model, plan)
     units = [Unit((layer,)) for layer in layers]
     if plan.auto_wrap_policy != TRANSFORMER_BASED or not layers:
@@ -310,7 +307,7 @@ def iterate_bottom_up(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class _ParameterHolders:
-    """The modules that hold each parameter; a shared parameter cannot be sharded with only some of its holders."""
+    """The modules that hold each parameter: all holders of a shared parameter must be in a unit."""
 
     def __init__(self, model: nn.Module):
         self._holders: dict[int, set[int]] = {}
@@ -349,7 +346,7 @@ def _get_embedding(model: nn.Module, method: str) -> nn.Module | None:
 
 
 def _find_last_norm(model: Any) -> nn.Module | None:
-    """Return the norm between the last layer and the head: a direct child of the base model."""
+    """Return the norm between the last layer and the head."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     base = getattr(inner, getattr(inner, "base_model_prefix", "") or "", inner)
     norms = [module for module in base.children() if "norm" in type(module).__name__.lower()]

@@ -1,4 +1,4 @@
-"""Full (unsharded) state dicts of sharded models and optimizers, gathered and loaded.
+"""Full state dicts of sharded models and optimizers.
 
 All functions with state dicts are collective calls. Full state is on the host of the first process; the other processes
 have an empty dict. Sharded parameters are DTensors (FSDP2, tensor parallelism) or belong to an FSDP1 module.
@@ -112,7 +112,7 @@ def load_full_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[s
 
 
 def get_optimizer_parameter_names(model: nn.Module, optimizer: Any) -> list[str]:
-    """Return names of an optimizer's parameters in the order of its groups; numbers for parameters not in the model."""
+    """Return an optimizer's parameter names, in order; numbers for parameters not in the model."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [names.get(id(parameter), str(index)) for index, parameter in enumerate(parameters)]
@@ -193,7 +193,7 @@ def convert_to_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, A
 
 
 def convert_to_unsharded_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sharded model's optimizer state with the parameter ids and groups of the unsharded model."""
+    """Return an optimizer state with the parameter ids and groups of the unsharded model."""
     groups = _get_unsharded_groups(model, optimizer.param_groups)
     converted = key_by_id(state, [name for names in groups for name in names])
     regrouped = _regroup(converted["param_groups"], [len(names) for names in groups])
@@ -201,7 +201,7 @@ def convert_to_unsharded_param_ids(model: nn.Module, optimizer: Any, state: Mapp
 
 
 def _get_unsharded_groups(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
-    """Return parameter names by unsharded group: groups that sharding divided are merged in the model's order."""
+    """Return parameter names by unsharded group, in the model's order."""
     order_and_name = {id(parameter): (index, name) for index, (name, parameter) in enumerate(model.named_parameters())}
     number = itertools.count()
     merged: list[list[tuple[int, str]]] = []
@@ -220,7 +220,7 @@ def _get_unsharded_groups(model: nn.Module, groups: list[dict[str, Any]]) -> lis
 
 
 def _regroup(groups: list[dict[str, Any]], sizes: list[int]) -> list[dict[str, Any]] | None:
-    """Return groups of other sizes with the settings of their parameters; None if a group's parameters differ."""
+    """Return groups of other sizes; None if the parameters of a group differ in settings."""
     group_of = {param_id: index for index, group in enumerate(groups) for param_id in group["params"]}
     regrouped: list[dict[str, Any]] = []
     first = 0
@@ -248,7 +248,7 @@ def _get_settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shard_like(parameter: torch.Tensor, full: Any) -> Any:
-    """Shard a tensor that all processes have like a parameter; replicate tensors of other shapes."""
+    """Shard a replicated tensor like a parameter; tensors of other shapes stay replicated."""
     if not is_a(parameter, "sharded tensor") or not isinstance(full, torch.Tensor) or full.dim() == 0:
         return full
     from torch.distributed.tensor import Replicate, distribute_tensor

@@ -1,7 +1,4 @@
-"""Mixed precision: the model's forward runs under autocast and returns float32.
-
-Computations on the outputs, such as the loss of a `compute_loss_func`, stay in float32.
-"""
+"""Mixed precision: the model's forward runs under autocast and returns float32, for losses in float32."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def get_autocast_dtype(args: Any) -> torch.dtype | None:
 
 
 def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
-    """Run a model's forward under autocast, with float32 outputs, until `restore_forward`; repeated calls do nothing.
+    """Run a model's forward under autocast, with float32 outputs, until `restore_forward`.
 
     Training does not restore it, so that later computations of a script match.
     """
@@ -46,7 +43,6 @@ def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> 
 
 
 def restore_forward(model: nn.Module) -> None:
-    """Undo `autocast_forward`."""
     original: Any = vars(model).pop("_original_forward", None)
     if original is not None:
         model.forward = original

@@ -69,7 +69,6 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         self._sizes = (layout.replicas, layout.shards) if self.plan is None else get_sharding_sizes(args)
 
     def setup_environment(self) -> None:
-        """Initialize the process group and the device mesh."""
         # Lightning's mesh has no dimension for replicas of a sharded model.
         ParallelStrategy.setup_environment(self)
         self._setup_distributed()
@@ -78,7 +77,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         module._device_mesh = self._device_mesh
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does; sharding has moved the parameters."""
+        """Prepare a run without moving the parameters."""
         if trainer.state.fn == TrainerFn.FITTING:
             model = self.trained.model
             unsharded = set(model.parameters())
@@ -91,15 +90,13 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         self.set_up_in_place(trainer)
 
     def parallelize(self, model: nn.Module) -> None:
-        """Shard the model, unless it is sharded, and replace the parameters of an existing optimizer by their shards.
-
-        Lightning calls this before each run.
+        """Shard the model and an existing optimizer, unless they are sharded; called before each run.
 
         Raises:
             ValueError: the model cannot be sharded as requested.
         """
         if is_a(model, "resharding module"):
-            # An optimizer would otherwise train weights that a forward pass has gathered, and not the shards.
+            # Otherwise the optimizer would train gathered weights.
             reshard_gathered(model)
             return
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -140,7 +137,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None
         operations.append(dist.all_reduce(gradient, group=group, async_op=True))
     for operation in operations:
         operation.wait()
-    # Restore None for gradients that all processes miss. Reading them waits for the device, so do it only if needed.
+    # Restore None for gradients that all processes miss; reading waits for the device.
     for index, is_present in enumerate(has_gradient.tolist() if missing else ()):
         if not is_present:
             trained[index].grad = None

@@ -25,10 +25,7 @@ class WrappingTrainer(TrainedModel, Protocol):
 
 
 def wrap_for_training(trainer: WrappingTrainer) -> nn.Module:
-    """Return the model as training steps call it; `trainer.model` stays the user's module, so that names match.
-
-    An earlier training's wrapper is reused if possible, so that nothing compiles again.
-    """
+    """Return the model as training steps call it, in an earlier training's wrapper if possible."""
     model = trainer.model
     is_wrapped = any(module is model for module in trainer.model_wrapped.modules())
     current = trainer.model_wrapped if is_wrapped else model
@@ -85,7 +82,6 @@ def get_compile_keywords(args: Any) -> dict[str, Any] | None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether `torch.compile` returned this module."""
     compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     return compiled is not None and isinstance(model, compiled)
 
@@ -97,7 +93,7 @@ def move_to_device(trainer: TrainedModel) -> None:
 
 
 def rewrap_after_unfreezing(trainer: WrappingTrainer) -> None:
-    """Wrap the model in DDP again if a callback changed which parameters are trained: DDP reduces a fixed set."""
+    """Wrap the model in DDP again if a callback has unfrozen parameters: DDP reduces a fixed set."""
     model, wrapped, wrap_in_ddp = trainer.model, trainer.model_wrapped, _get_ddp_wrapper(trainer.lightning_module)
     if wrap_in_ddp is None or wrapped is model or not is_wrapped_by_trainer(wrapped, model):
         return
@@ -106,13 +102,12 @@ def rewrap_after_unfreezing(trainer: WrappingTrainer) -> None:
 
 
 def is_wrapped_by_trainer(wrapped: Any, model: nn.Module) -> bool:
-    """Return whether `wrapped` is the model with the wrappers of `autocast_and_compile` at most."""
+    """Return whether only `autocast_and_compile` has wrapped the model."""
     inner = wrapped._orig_mod if is_compiled(wrapped) and wrapped is not model else wrapped
     return inner is model or (isinstance(inner, nn.parallel.DistributedDataParallel) and inner.module is model)
 
 
 def _get_ddp_wrapper(lightning_module: Any) -> Any:
-    """Return `wrap_in_ddp` of the running strategy, or None."""
     return None if lightning_module is None else getattr(lightning_module.trainer.strategy, "wrap_in_ddp", None)
 
 

@@ -29,18 +29,15 @@ class LaunchedProcesses(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """True: a launcher has started them."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Host of the first process."""
         point = get_rendezvous_point()
         return LOCAL_ADDRESS if point is None else point.address
 
     @property
     def main_port(self) -> int:
-        """Port of the first process."""
         point = get_rendezvous_point()
         return DEFAULT_PORT if point is None else point.port
 
@@ -50,25 +47,21 @@ class LaunchedProcesses(ClusterEnvironment):
         return False
 
     def world_size(self) -> int:
-        """Return the number of all processes."""
         return self._args.world_size
 
     def set_world_size(self, size: int) -> None:
         """Do nothing: the launcher sets it."""
 
     def global_rank(self) -> int:
-        """Return the rank among all processes."""
         return self._args.process_index
 
     def set_global_rank(self, rank: int) -> None:
         """Do nothing: the launcher sets it."""
 
     def local_rank(self) -> int:
-        """Return the rank among the processes of this node."""
         return self._args.local_process_index
 
     def node_rank(self) -> int:
-        """Return the index of this node."""
         return self._args.process_index // self._args.local_world_size
 
 
@@ -76,7 +69,7 @@ class InPlaceStrategy(Strategy):
     """Base class of strategies that leave model and optimizer on their device."""
 
     def set_up_in_place(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does, without moving or wrapping the model."""
+        """Prepare a run without moving or wrapping the model."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
@@ -93,7 +86,7 @@ class InPlaceStrategy(Strategy):
 
 
 def block_backward_sync(strategy: Any) -> Any:
-    """Return a context without gradient sync, unless the current micro-batch needs it; a method of strategies."""
+    """Return a context without gradient sync, unless the micro-batch needs it; a method of strategies."""
     module = strategy.lightning_module
     if module is None or module.exchanges_gradients:
         return nullcontext()
@@ -126,7 +119,7 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     """SingleDeviceStrategy that never moves a model with a device map."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does, but leave model and optimizer in place if the model must stay there."""
+        """Prepare a run as Lightning does; a model with a device map stays in place."""
         assert self.model is not None
         if stays_in_place(self.model):
             self.set_up_in_place(trainer)
@@ -141,5 +134,4 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
 
 
 def create_single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
-    """Create the strategy for a single process and device."""
     return ResidentSingleDeviceStrategy(device=trained.args.device)

@@ -203,7 +203,7 @@ def _find_tied_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def _drop_inconsistent_ties(styles: Mapping[str, str], ties: Iterable[list[str]]) -> list[str]:
-    """Return the layers to shard, without layers that share a parameter but not its sharded dimension."""
+    """Return the layers to shard, without ties of different dimensions."""
     consistent = dict(styles)
     for tied in ties:
         layers = [name.rpartition(".")[0] for name in tied]
