@@ -82,8 +82,8 @@ def get_scaled_precision(args: Any) -> str:
 
 def enable_scaling_on_the_cpu() -> None:
     """Enable loss scaling on the CPU, without changing the forward pass."""
-    littrainer.arguments.destinations.lightning_precision = get_scaled_precision
-    littrainer.strategies.mixed_precision.lightning_precision = get_scaled_precision
+    littrainer.arguments.destinations.get_lightning_precision = get_scaled_precision
+    littrainer.strategies.mixed_precision.get_lightning_precision = get_scaled_precision
     littrainer.strategies.mixed_precision.AUTOCAST_DTYPES["16-mixed"] = torch.float32
     littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (get_scaled_precision, "from fp16")
 

@@ -7,7 +7,7 @@ import pytest
 from accelerate.utils import DeepSpeedPlugin
 
 from littrainer import TrainingArguments
-from littrainer.arguments.deepspeed import launched_config
+from littrainer.arguments.deepspeed import read_launcher_config
 from littrainer.distributed import environment
 from littrainer.distributed.environment import (
     REFUSED_VARIABLES,
@@ -114,7 +114,7 @@ DEEPSPEED = {
 
 def test_the_configuration_of_deepspeed_equals_that_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **DEEPSPEED)
-    ours, theirs = launched_config(), DeepSpeedPlugin().deepspeed_config
+    ours, theirs = read_launcher_config(), DeepSpeedPlugin().deepspeed_config
     assert isinstance(ours, dict)
     assert ours["zero_optimization"]["stage"] == theirs["zero_optimization"]["stage"] == 3
     assert ours["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
@@ -127,17 +127,17 @@ def test_the_configuration_of_deepspeed_equals_that_of_accelerate(monkeypatch: p
 
 def test_deepspeed_defaults_to_stage_2_and_values_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="True")
-    config = launched_config()
+    config = read_launcher_config()
     assert isinstance(config, dict)
     assert config["zero_optimization"]["stage"] == DeepSpeedPlugin().zero_stage == 2
     assert config["gradient_accumulation_steps"] == config["gradient_clipping"] == config["train_batch_size"] == "auto"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "zero3.json")
-    assert launched_config() == "zero3.json"
+    assert read_launcher_config() == "zero3.json"
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "False")
-    assert launched_config() is None
+    assert read_launcher_config() is None
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "perhaps")
     with pytest.raises(ValueError, match="ACCELERATE_USE_DEEPSPEED='perhaps' is neither true nor false"):
-        launched_config()
+        read_launcher_config()
 
 
 @pytest.mark.parametrize("name", REFUSED_VARIABLES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.strategies.fsdp2 import (
     checkpoint_activations,
     find_ignored_parameters,
@@ -19,7 +19,7 @@ from tests.scenarios.trainers import quiet_arguments
 
 
 def create_plan(**config: Any) -> Any:
-    return sharding_plan(quiet_arguments("unused", fsdp=True, fsdp_config=config))
+    return get_sharding_plan(quiet_arguments("unused", fsdp=True, fsdp_config=config))
 
 
 def unit_names(model: nn.Module, **config: Any) -> list[tuple[tuple[str, ...], bool]]:

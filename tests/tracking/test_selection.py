@@ -14,7 +14,7 @@ import pytest
 
 from littrainer import TrainerCallback, TrainingArguments, tracking
 from littrainer.arguments import report_to as table
-from littrainer.arguments.report_to import SERVICES, available_services
+from littrainer.arguments.report_to import SERVICES, list_available_services
 from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 from littrainer.tracking.selection import create_trackers, get_tracker_class
 from tests.scenarios.trainers import quiet_trainer
@@ -39,21 +39,21 @@ def test_all_is_what_is_installed_and_not_switched_off(monkeypatch: pytest.Monke
     assert TrainingArguments(report_to="all").report_to == TrainingArguments(report_to=["all"]).report_to == INSTALLED
     monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
     monkeypatch.setenv("WANDB_DISABLED", "true")
-    assert available_services() == ["tensorboard", "trackio"]
+    assert list_available_services() == ["tensorboard", "trackio"]
     # MLflow replaces Azure, and Comet needs a key.
     monkeypatch.delenv("DISABLE_MLFLOW_INTEGRATION")
     keys: dict[str, str] = {}
     monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(config=SimpleNamespace(get_config=keys.get)))
     installed |= {"azure_ml", "comet_ml"}
-    assert available_services() == ["mlflow", "tensorboard", "trackio"]
+    assert list_available_services() == ["mlflow", "tensorboard", "trackio"]
     installed.remove("mlflow")
     installed.add("kubeflow")
     keys["comet.api_key"] = "key"
-    assert available_services() == ["azure_ml", "comet_ml", "tensorboard", "trackio"]
+    assert list_available_services() == ["azure_ml", "comet_ml", "tensorboard", "trackio"]
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://nowhere")
-    assert available_services()[-1] == "kubeflow"
+    assert list_available_services()[-1] == "kubeflow"
     monkeypatch.setattr("importlib.metadata.version", lambda package: "4.57.1")
-    assert "kubeflow" not in available_services()
+    assert "kubeflow" not in list_available_services()
 
 
 def test_the_names_are_those_that_transformers_documents() -> None:
@@ -69,7 +69,7 @@ def test_the_names_are_those_that_transformers_documents() -> None:
 def test_installed_services_are_those_that_transformers_finds() -> None:
     from transformers.integrations import get_available_reporting_integrations
 
-    assert available_services() == get_available_reporting_integrations()
+    assert list_available_services() == get_available_reporting_integrations()
 
 
 NAMES = "give names of trackers or Lightning loggers"
@@ -147,6 +147,8 @@ def test_the_page_names_each_environment_variable_of_its_services() -> None:
     read = {service.switch for service in SERVICES.values() if service.switch is not None}
     for path in PACKAGE.glob("*.py"):
         read |= set(
-            re.findall(r'(?:environ\.get|environment_says)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8"))
+            re.findall(
+                r'(?:environ\.get|is_enabled_in_environment)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8")
+            )
         )
     assert {"DISABLE_MLFLOW_INTEGRATION", "WANDB_LOG_MODEL"} < read <= described

@@ -408,7 +408,7 @@ class DeepSpeedPlugin:
         set_leaves(model, [classes[name] for name in wanted])
 
 
-def launched_config() -> dict[str, Any] | str | None:
+def read_launcher_config() -> dict[str, Any] | str | None:
     """Return the configuration that `accelerate launch` asks for, or the path of its file; None without DeepSpeed."""
     if not is_env_true(USE_DEEPSPEED):
         return None
@@ -441,7 +441,7 @@ def set_up_deepspeed(args: Any) -> None:
 
     While the arguments live, `from_pretrained` of transformers shards models in stage 3.
     """
-    launched = launched_config()
+    launched = read_launcher_config()
     config = args.deepspeed or launched
     if not config:
         return
@@ -463,7 +463,7 @@ def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) ->
     args.deepspeed_plugin.select()
 
 
-def settle_deepspeed(args: Any) -> None:
+def update_deepspeed(args: Any) -> None:
     """Read what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
     plugin = args.deepspeed_plugin
     if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
@@ -473,7 +473,7 @@ def settle_deepspeed(args: Any) -> None:
         set_up_deepspeed(args)
 
 
-def check_settled(args: Any, is_enabled: bool) -> None:
+def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
     """Refuse a `deepspeed` that was set after the Trainer was made, and `keep_optimizer_states` with it.
 
     Parameters:
@@ -493,7 +493,7 @@ def check_settled(args: Any, is_enabled: bool) -> None:
         )
 
 
-def asks_for_deepspeed(args: Any) -> bool:
+def has_deepspeed(args: Any) -> bool:
     """Whether DeepSpeed carries out the training of these arguments."""
     return getattr(args, "deepspeed_plugin", None) is not None
 

@@ -57,9 +57,9 @@ class Restarts:
     def _failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
         """Return whether the same process failed last, or any was killed twice, with no new checkpoint since."""
         # Imported here, since it loads torch.
-        from littrainer.checkpoint.distributed_resume import checkpoints_in
+        from littrainer.checkpoint.distributed_resume import identify_checkpoints
 
-        before, self._before = self._before, (failure, [checkpoints_in(folder) for folder in run_dirs])
+        before, self._before = self._before, (failure, [identify_checkpoints(folder) for folder in run_dirs])
         if before is None or before[1] != self._before[1]:
             return False
         return failure.rank == before[0].rank or (failure.was_killed and before[0].was_killed)

@@ -31,7 +31,7 @@ from littrainer.distributed.failures import (
     register_peers,
 )
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.nested_values import SampleList, concatenated, is_sample_list, map_nested
+from littrainer.runtime.nested_values import SampleList, concat_nested, is_sample_list, map_nested
 from littrainer.runtime.tracebacks import error_and_reasons
 
 logger = logging.getLogger(__name__)
@@ -282,7 +282,7 @@ def describe_last_collective() -> str | None:
 
 
 def gather_across_processes(value: Any, copies: int = 1) -> Any:
-    """Return nested tensors of all processes, concatenated along their rows; scalars become rows.
+    """Return nested tensors of all processes, concat_nested along their rows; scalars become rows.
 
     Parameters:
         copies: number of neighbouring processes with the same values, which count once.
@@ -294,7 +294,7 @@ def gather_across_processes(value: Any, copies: int = 1) -> Any:
 def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
     """Return nested objects of all processes, pickled.
 
-    Lists are concatenated. Tensors are concatenated along their rows, padded with -100. Tuples and mappings are merged
+    Lists are concat_nested. Tensors are concat_nested along their rows, padded with -100. Tuples and mappings are merged
     entry by entry. Other values become a list with an entry for each process.
 
     Parameters:
@@ -406,7 +406,7 @@ def _join_objects(pieces: list[Any]) -> Any:
     if isinstance(first, tuple):
         entries = [_join_objects(list(column)) for column in zip(*pieces, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
-    return concatenated(pieces) if isinstance(first, torch.Tensor) else pieces
+    return concat_nested(pieces) if isinstance(first, torch.Tensor) else pieces
 
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------

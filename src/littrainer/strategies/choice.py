@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ class TrainedModel(Protocol):
 
 
 def _fsdp_version(args: Any) -> int | None:
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     return None if plan is None else plan.version
 
 
 # Name -> condition on the arguments, module, and function that creates it. The first match counts.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "DeepSpeed": (asks_for_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
+    "DeepSpeed": (has_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
     "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "fsdp1", "ResidentFSDP1Strategy"),
     "FSDP": (lambda args: _fsdp_version(args) == 2, "model_parallel", "ResidentModelParallelStrategy"),
     "tensor parallel": (lambda args: tensor_parallel_size(args) > 1, "model_parallel", "ResidentModelParallelStrategy"),

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.model.traversal import stays_in_place
+from littrainer.model.traversal import is_immovable
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
@@ -58,7 +58,7 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
 
     def model_to_device(self) -> None:
         assert self.model is not None
-        if not stays_in_place(self.model):
+        if not is_immovable(self.model):
             super().model_to_device()
 
     def configure_ddp(self) -> None:

@@ -20,7 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from littrainer.arguments.choices import SchedulerType
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.optim.stepping import OptimizerWrapper, updates_during_backward
+from littrainer.optim.stepping import OptimizerWrapper, has_fused_backward
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.choice import TrainedModel
 from littrainer.strategies.model_wrapping import get_compile_keywords
@@ -184,9 +184,9 @@ def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[s
     # Drop the objects of an earlier training.
     if isinstance(trainer.optimizer, EngineOptimizer):
         optimization.optimizer = None
-    if optimization.schedule_is_own:
+    if optimization.is_default_schedule:
         optimization.schedule = None
-        optimization.schedule_is_own = False
+        optimization.is_default_schedule = False
     settings = config.config
     for section, method, current in (
         ("optimizer", "create_optimizer", trainer.optimizer),
@@ -213,7 +213,7 @@ def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[s
     is_from_user = trainer.optimizer is not None
     if "optimizer" not in settings:
         trainer.create_optimizer()
-        if updates_during_backward(trainer.optimizer):
+        if has_fused_backward(trainer.optimizer):
             raise ValueError(
                 f"{type(trainer.optimizer).__name__} updates the weights during the backward pass, and DeepSpeed's "
                 "engine steps after it: set `optim` to another one."
@@ -236,7 +236,7 @@ def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[s
     optimization.optimizer = EngineOptimizer(optimizer, is_from_user and "optimizer" not in settings)
     if schedule is not None:
         optimization.schedule = EngineSchedule(schedule)
-        optimization.schedule_is_own = True
+        optimization.is_default_schedule = True
     else:
         trainer.create_scheduler(num_training_steps=max_steps, optimizer=trainer.optimizer)
     session.model_is_prepared = True

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
-from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
+from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, get_sharding_plan
 from littrainer.distributed.layout import get_sharding_sizes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.fsdp2 import find_ignored_modules, find_layer_classes
@@ -84,7 +84,7 @@ def get_fsdp1_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
     """Return the arguments as keywords of Lightning's FSDPStrategy."""
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     assert plan is not None
     policy = _wrap_policy(model, plan)
     keywords: dict[str, Any] = {
@@ -93,7 +93,7 @@ def get_fsdp1_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
         "sharding_strategy": plan.reshard_after_forward,
         "cpu_offload": plan.cpu_offload,
         "auto_wrap_policy": policy,
-        "state_dict_type": "sharded" if plan.saves_shards else "full",
+        "state_dict_type": "sharded" if plan.has_sharded_checkpoints else "full",
         "sync_module_states": plan.sync_module_states or plan.cpu_ram_efficient_loading,
         "forward_prefetch": plan.forward_prefetch,
         "backward_prefetch": getattr(BackwardPrefetch, plan.backward_prefetch, None),

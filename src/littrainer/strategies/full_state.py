@@ -17,28 +17,28 @@ import torch.distributed as dist
 from torch import nn
 
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
-from littrainer.model.traversal import modules_of
+from littrainer.model.traversal import list_modules
 from littrainer.optim.parameter_groups import PART_OF
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether any parameter of a model is sharded."""
-    kinds = known_classes("sharded tensor")
+    kinds = loaded_classes("sharded tensor")
     sharded = [kind for kind in set(map(type, model.parameters())) if issubclass(kind, kinds)]
     return bool(sharded) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
     """Return whether a model is sharded by FSDP1, which flattens parameters."""
-    kinds = known_classes("flat sharded module")
-    return bool([kind for kind in set(map(type, modules_of(model))) if issubclass(kind, kinds)])
+    kinds = loaded_classes("flat sharded module")
+    return bool([kind for kind in set(map(type, list_modules(model))) if issubclass(kind, kinds)])
 
 
 def reshard_gathered(model: nn.Module) -> None:
     """Free weights that FSDP2 gathered for a forward pass and kept; they hide the shards."""
-    kinds: Any = known_classes("resharding module")
-    for module in modules_of(model):
+    kinds: Any = loaded_classes("resharding module")
+    for module in list_modules(model):
         if isinstance(module, kinds):
             module.reshard()
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.destinations import lightning_precision
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.destinations import get_lightning_precision
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
 
@@ -21,7 +21,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 def get_autocast_dtype(args: Any) -> torch.dtype | None:
     """Return the dtype for autocast; None without autocast, and with DeepSpeed."""
-    return None if asks_for_deepspeed(args) else AUTOCAST_DTYPES.get(lightning_precision(args))
+    return None if has_deepspeed(args) else AUTOCAST_DTYPES.get(get_lightning_precision(args))
 
 
 def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:

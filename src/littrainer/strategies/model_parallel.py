@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import (
     data_parallel_size,
     device_mesh,
@@ -64,7 +64,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         )
         self.cluster_environment = LaunchedProcesses(args)
         self.trained = trained
-        self.plan = sharding_plan(args)
+        self.plan = get_sharding_plan(args)
         layout = get_process_layout(args)
         self._sizes = (layout.replicas, layout.shards) if self.plan is None else get_sharding_sizes(args)
 
@@ -115,7 +115,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         """Average the gradients of replicated parameters after the last micro-batch of a window."""
         super().post_backward(closure_loss)
         module: Any = self.lightning_module
-        if self._replicated and self._groups and module.exchanges_gradients:
+        if self._replicated and self._groups and module.should_sync_gradients:
             for group in self._groups:
                 all_reduce_gradients(self._replicated, group)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from littrainer.arguments.process import NO_COMPILATION
-from littrainer.arguments.sharding import sharding_plan
-from littrainer.model.traversal import move_to
+from littrainer.arguments.sharding import get_sharding_plan
+from littrainer.model.traversal import move_model
 from littrainer.strategies.choice import TrainedModel
 from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
 
@@ -55,7 +55,7 @@ def autocast_and_compile(
     """
     model = trainer.model
     dtype = get_autocast_dtype(trainer.args)
-    plan = sharding_plan(trainer.args)
+    plan = get_sharding_plan(trainer.args)
     # FSDP2 has its own mixed precision policy.
     if dtype is not None and (plan is None or plan.version == 1):
         autocast_forward(model, trainer.args.device.type, dtype)
@@ -89,7 +89,7 @@ def is_compiled(model: nn.Module) -> bool:
 def move_to_device(trainer: TrainedModel) -> None:
     """Move the model to this process's device; FSDP moves its shards itself."""
     if not trainer.is_fsdp_enabled:
-        move_to(trainer.model, trainer.args.device)
+        move_model(trainer.model, trainer.args.device)
 
 
 def rewrap_after_unfreezing(trainer: WrappingTrainer) -> None:

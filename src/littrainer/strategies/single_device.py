@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, get_rendezvous_point
-from littrainer.model.traversal import is_on, stays_in_place
+from littrainer.model.traversal import is_immovable, is_on_device
 from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class InPlaceStrategy(Strategy):
 def block_backward_sync(strategy: Any) -> Any:
     """Return a context without gradient sync, unless the micro-batch needs it; a method of strategies."""
     module = strategy.lightning_module
-    if module is None or module.exchanges_gradients:
+    if module is None or module.should_sync_gradients:
         return nullcontext()
     model = module.owner.model
     return disable_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
@@ -121,7 +121,7 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run as Lightning does; a model with a device map stays in place."""
         assert self.model is not None
-        if stays_in_place(self.model):
+        if is_immovable(self.model):
             self.set_up_in_place(trainer)
         else:
             super().setup(trainer)
@@ -129,7 +129,7 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     def model_to_device(self) -> None:
         """Move the model, unless it is on the device already."""
         model: Any = self.model
-        if model.device != self.root_device or not is_on(model, self.root_device):
+        if model.device != self.root_device or not is_on_device(model, self.root_device):
             super().model_to_device()
 
 

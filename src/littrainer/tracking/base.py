@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from littrainer.arguments.report_to import require_installed, tracker_label, trackers_in
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.report_to import format_tracker, list_trackers, require_installed
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 
@@ -270,16 +270,16 @@ def get_model_config(model: Any) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if config is None:
         return {}
-    return without_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
+    return redact_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
 
 
 def mask_arguments(args: Any) -> dict[str, Any]:
     """Return the training arguments as plain values, with secrets masked."""
-    values = {**args.to_dict(), "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
+    values = {**args.to_dict(), "report_to": [format_tracker(tracker) for tracker in list_trackers(args.report_to)]}
     if "lightning" in values:
         # Loggers and plugins may have secrets as attributes.
         values["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
-    return without_secrets(values)
+    return redact_secrets(values)
 
 
 def _path_or_class_name(value: Any) -> str:
@@ -344,7 +344,7 @@ def warn_not_a_number(service: str, name: str, kind: str) -> None:
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
     """Write a model as `Trainer.save_model` does."""
     from littrainer.checkpoint.weights import write_weights
-    from littrainer.checkpoint.writer import write_companions
+    from littrainer.checkpoint.writer import write_tokenizer_and_args
 
     write_weights(model, folder)
-    write_companions(folder, args, processing_class)
+    write_tokenizer_and_args(folder, args, processing_class)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from littrainer.callbacks.handler import CallbackHandler
-from littrainer.data.limits import HasKeywords, development_batches, further_keywords
+from littrainer.data.limits import KeywordSource, count_development_batches, get_lightning_keywords
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, collect_hyperparameters, drop_non_numbers, rename_for_trackers
 
@@ -89,15 +89,15 @@ def get_shared_loggers(callbacks: Iterable[Any]) -> list[Any]:
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
 
 
-def add_logger_trackers(source: HasKeywords, handler: CallbackHandler) -> None:
+def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None:
     """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`.
 
     Parameters:
         source: the object with the keywords for `lightning.Trainer`.
         handler: the callbacks to extend.
     """
-    keyword = further_keywords(source).get("logger")
-    if development_batches(source):
+    keyword = get_lightning_keywords(source).get("logger")
+    if count_development_batches(source):
         return
     if keyword is True:
         keyword = source.lightning_keywords["logger"] = [_default_logger(source.args.output_dir)]

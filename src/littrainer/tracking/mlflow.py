@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.report_to import SERVICES, environment_says
+from littrainer.arguments.report_to import SERVICES, is_enabled_in_environment
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, drop_non_numbers, get_model_config, mask_arguments
 
@@ -33,7 +33,7 @@ class MLflowCallback(TrackerCallback):
     shares_run = True
 
     def __init__(self) -> None:
-        reason = SERVICES["mlflow"].switched_off()
+        reason = SERVICES["mlflow"].get_disabled_reason()
         if reason is not None:
             raise ImportError(f"MLflowCallback is not to be used: {reason}.")
         super().__init__()
@@ -51,7 +51,7 @@ class MLflowCallback(TrackerCallback):
         super().begin_training(args, state)
         # All trials share a run of the script, with the first trial's parameters: MLflow does not allow changes.
         is_same = self._active_run_id() == self._logger_run_id()
-        is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
+        is_nested = self._is_trial and is_enabled_in_environment("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
@@ -62,7 +62,7 @@ class MLflowCallback(TrackerCallback):
         active run; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS flattens nested parameters;
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
-        self.uploads_checkpoints = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
+        self.uploads_checkpoints = is_enabled_in_environment("HF_MLFLOW_LOG_ARTIFACTS")
         self._open_run(args, state)
         self._run_logger()
         self._log_parameters({**get_model_config(model), **mask_arguments(args)})
@@ -74,7 +74,7 @@ class MLflowCallback(TrackerCallback):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri and not self._ml_flow.is_tracking_uri_set():
             self._ml_flow.set_tracking_uri(uri)
-        is_nested = environment_says("MLFLOW_NESTED_RUN")
+        is_nested = is_enabled_in_environment("MLFLOW_NESTED_RUN")
         active = self._active_run_id()
         if active is not None and not is_nested and os.environ.get("MLFLOW_RUN_ID") in (None, "", active):
             return
@@ -85,7 +85,7 @@ class MLflowCallback(TrackerCallback):
         self._auto_end_run = True
 
     def _log_parameters(self, parameters: dict[str, Any]) -> None:
-        if environment_says("MLFLOW_FLATTEN_PARAMS"):
+        if is_enabled_in_environment("MLFLOW_FLATTEN_PARAMS"):
             parameters = _flatten(parameters)
         too_long = [name for name, value in parameters.items() if len(str(value)) > self._MAX_PARAM_VAL_LENGTH]
         if too_long:

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.tracking.base import (
     TrackerCallback,
     convert_to_number,
@@ -73,7 +73,7 @@ class TensorBoardCallback(TrackerCallback):
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             values = json.loads(config.to_json_string())
-            masked = without_secrets(values)
+            masked = redact_secrets(values)
             text = config.to_json_string() if masked is values else json.dumps(masked, indent=2, sort_keys=True)
             self.tb_writer.add_text("model_config", text)
 

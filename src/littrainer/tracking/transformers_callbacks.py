@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from littrainer.arguments.report_to import SERVICES, require_installed
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.redirection.shim import import_original
 from littrainer.tracking.base import (
@@ -148,7 +148,7 @@ BASE_CLASSES: dict[str, type] = {
 def _mask_model(model: Any) -> Any:
     config: Any = getattr(model, "config", None)
     values = config.to_dict() if hasattr(config, "to_dict") else config
-    masked_values = without_secrets(values)
+    masked_values = redact_secrets(values)
     if masked_values is values:
         return model
     if isinstance(config, dict):
@@ -174,7 +174,7 @@ def _wrap_event(event: Callable[..., Any]) -> Any:
             # CodeCarbon needs the folder, which transformers' Trainer creates earlier.
             os.makedirs(args.output_dir, exist_ok=True)
         masked = copy.copy(args)
-        vars(masked).update(without_secrets(vars(args)), to_dict=lambda: mask_arguments(args))
+        vars(masked).update(redact_secrets(vars(args)), to_dict=lambda: mask_arguments(args))
         if self.trial_folder is not None:
             masked.output_dir = str(self.trial_folder)
         before = dict(vars(masked))
