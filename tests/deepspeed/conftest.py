@@ -1,4 +1,4 @@
-"""DeepSpeed is not installed where these tests run: a stand-in of one process takes its place."""
+"""Fixture that replaces DeepSpeed, which is rarely installed, by a stand-in for a single process."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from littrainer.distributed.group import ALONE
+from littrainer.distributed.group import SINGLE_PROCESS_VARIABLES
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
 
-def forget_deepspeed() -> None:
+def unload_deepspeed() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
         del sys.modules[name]
 
 
 @pytest.fixture
 def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in, imported as `deepspeed`."""
-    import lightning.pytorch.strategies.deepspeed as lightnings
+    """Return the stand-in, imported as `deepspeed`."""
+    import lightning.pytorch.strategies.deepspeed as lightning_module
 
     for name in ("_DEEPSPEED_AVAILABLE", "_DEEPSPEED_GREATER_EQUAL_0_16"):
-        monkeypatch.setattr(lightnings, name, True)
-    for name in ALONE:
-        # What is set for an engine that is alone goes with the test.
+        monkeypatch.setattr(lightning_module, name, True)
+    for name in SINGLE_PROCESS_VARIABLES:
+        # Restored after the test.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    forget_deepspeed()
+    unload_deepspeed()
     monkeypatch.syspath_prepend(str(STAND_IN))
     import deepspeed
 
     yield deepspeed
-    forget_deepspeed()
+    unload_deepspeed()
     if dist.is_initialized():
         dist.destroy_process_group()
     accelerate_state = sys.modules.get("accelerate.state")

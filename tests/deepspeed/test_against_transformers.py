@@ -1,7 +1,7 @@
-"""DeepSpeed itself, on two CPU processes: our Trainer does what transformers' does, number for number, file for file.
+"""Comparison with transformers' Trainer under DeepSpeed, on two CPU processes: numbers and files are equal.
 
-Only where DeepSpeed is installed, with what it builds its CPU operations by (a C++ compiler and ninja). Environment
-variable DEEPSPEED_VARIANTS names some of the variants; by default all are run, which takes some minutes.
+It needs DeepSpeed, a C++ compiler and ninja. The environment variable DEEPSPEED_VARIANTS selects variants; all of them
+take some minutes.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ def _is_installed() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not _is_installed(), reason="DeepSpeed is not installed")
-LONGEST_RUN_SECONDS = 1200
+MAX_RUN_S = 1200
 CHOSEN = os.environ.get("DEEPSPEED_VARIANTS", "").split() or list(VARIANTS)
 RESUMED = [name for name in CHOSEN if VARIANTS[name].get("resumes")]
 # transformers has no engine for the training after an evaluation.
 WITHOUT_REFERENCE = {"evaluated_first": "stage_3"}
 
 
-def run_two(side: str, folder: Path, names: list[str]) -> None:
+def run_in_two_processes(side: str, folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "tests.deepspeed.variants", side, str(folder), *names]
     environment = {**environment_of_runs(), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     processes, logs = start_processes(command, folder, environment=environment)
-    wait_for_processes(processes, logs, LONGEST_RUN_SECONDS)
+    wait_for_processes(processes, logs, MAX_RUN_S)
 
 
 def run_both_sides(folder: Path) -> None:
     for side in ("transformers", "littrainer"):
-        run_two(side, folder / side, CHOSEN)
+        run_in_two_processes(side, folder / side, CHOSEN)
     for side, other in (("transformers", "littrainer"), ("littrainer", "transformers")):
         crossed = [f"{name}={folder / other / name / 'checkpoint-3'}" for name in RESUMED]
         if crossed:
-            run_two(side, folder / f"{side}-crossed", crossed)
+            run_in_two_processes(side, folder / f"{side}-crossed", crossed)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Records of both sides, and of each side going on from the other's checkpoints."""
+    """Return records of both sides, and of each side resuming the other's checkpoints."""
     return carried_out_once(tmp_path_factory, "deepspeed", run_both_sides)
 
 
 def record(folder: Path, name: str, rank: int) -> dict[str, Any]:
-    found = json.loads((folder / f"{name}_{rank}.json").read_text())
-    assert "error" not in found, found["error"]
-    for entry in found["history"]:
-        # transformers counts those parameters that happen to be gathered in the process.
+    values = json.loads((folder / f"{name}_{rank}.json").read_text())
+    assert "error" not in values, values["error"]
+    for entry in values["history"]:
+        # transformers counts the parameters that happen to be gathered.
         entry.pop("total_flos", None)
-    return found
+    return values
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -75,9 +75,7 @@ def test_a_training_is_the_same_as_with_transformers(folder: Path, name: str, ra
     ours = record(folder / "littrainer", name, rank)
     theirs = record(folder / "transformers", WITHOUT_REFERENCE.get(name, name), rank)
     if name in WITHOUT_REFERENCE:
-        for own in ("before", "files"):
-            ours.pop(own)
-        theirs.pop("files")
+        del ours["before"], ours["files"], theirs["files"]
     assert ours == theirs
 
 
@@ -85,7 +83,6 @@ def test_a_training_is_the_same_as_with_transformers(folder: Path, name: str, ra
 @pytest.mark.parametrize("side", ["transformers", "littrainer"])
 @pytest.mark.parametrize("name", RESUMED)
 def test_checkpoints_are_exchanged_with_transformers(folder: Path, name: str, side: str, rank: int) -> None:
-    own, crossed = record(folder / side, name, rank), record(folder / f"{side}-crossed", name, rank)
-    for found in (own, crossed):
-        found.pop("files")
-    assert crossed == own
+    continued, crossed = record(folder / side, name, rank), record(folder / f"{side}-crossed", name, rank)
+    del continued["files"], crossed["files"]
+    assert crossed == continued

@@ -1,4 +1,4 @@
-"""Checkpoints of a training that DeepSpeed carries out, its engine being the stand-in."""
+"""Checkpoints of a training with the stand-in for DeepSpeed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.deepspeed.variants import ENGINE_SCHEDULE, stage
 from tests.scenarios.trainers import quiet_trainer
 
 SAVING: dict[str, Any] = {**RUN, "save_strategy": "steps", "save_steps": 2}
-# What a checkpoint of one process holds beside the engine's files.
-BESIDE = {
+# Files of a checkpoint in addition to the engine's.
+FURTHER_FILES = {
     "latest",
     "littrainer_manifest.json",
     "littrainer_resume.pt",
@@ -28,40 +28,40 @@ BESIDE = {
 }
 
 
-def trained(folder: Path, resume: Any = None, **changes: Any) -> Trainer:
+def train(folder: Path, resume: Any = None, **changes: Any) -> Trainer:
     trainer = quiet_trainer(folder, **{**SAVING, **changes})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
-def names_in(folder: Path) -> set[str]:
+def list_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(
     "sections", [{}, {**TORCH_OPTIMIZER, **ENGINE_SCHEDULE}], ids=["of the arguments", "of the engine"]
 )
-def test_a_resumed_training_goes_on_exactly(deepspeed: Any, tmp_path: Path, sections: dict[str, Any]) -> None:
-    whole = trained(tmp_path, deepspeed=stage(2, sections), warmup_steps=1)
+def test_a_resumed_training_continues_exactly(deepspeed: Any, tmp_path: Path, sections: dict[str, Any]) -> None:
+    uninterrupted = train(tmp_path, deepspeed=stage(2, sections), warmup_steps=1)
     torch.manual_seed(99)
-    resumed = trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
-    assert steps(resumed) == steps(whole) and len(steps(whole)) == 4
-    # The engine's folder takes the place of the optimizer's state.
+    resumed = train(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
+    assert steps(resumed) == steps(uninterrupted) and len(steps(uninterrupted)) == 4
+    # The engine's folder replaces the optimizer's state.
     schedule = set() if sections else {"scheduler.pt"}
-    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2"} | schedule
+    assert list_names(tmp_path / "checkpoint-2") == {*FURTHER_FILES, "global_step2"} | schedule
     assert (tmp_path / "checkpoint-2" / "latest").read_text() == "global_step2"
     assert resumed.deepspeed.global_steps == 4
     loaded = next(keywords for name, keywords in resumed.deepspeed.calls if name == "load")
     assert loaded == {"load_module_strict": True, "load_optimizer_states": True, "load_lr_scheduler_states": True}
-    # As transformers would have written it.
+    # Resume it as a checkpoint of transformers.
     for name in ("littrainer_manifest.json", "littrainer_resume.pt"):
         (tmp_path / "checkpoint-2" / name).unlink()
-    resumed = trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
-    assert steps(resumed) == steps(whole)
+    resumed = train(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
+    assert steps(resumed) == steps(uninterrupted)
 
 
 def test_the_best_model_is_loaded_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(
+    trainer = train(
         tmp_path,
         deepspeed=stage(3),
         eval_strategy="steps",
@@ -70,14 +70,14 @@ def test_the_best_model_is_loaded_by_the_engine(deepspeed: Any, tmp_path: Path) 
         greater_is_better=True,
         metric_for_best_model="loss",
     )
-    # The loss falls, so that the larger one is that of the first evaluation.
+    # The loss falls: the first evaluation is the best with greater_is_better.
     assert trainer.state.best_global_step == 2 and trainer.deepspeed.calls[-1][0] == "load"
     best = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
     assert all(torch.equal(value, best[name]) for name, value in trainer.model.state_dict().items())
 
 
 def test_stage_3_gathers_the_weights_that_are_saved(deepspeed: Any, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, deepspeed=stage(3), save_strategy="no")
+    trainer = train(tmp_path, deepspeed=stage(3), save_strategy="no")
     trainer.save_model(str(tmp_path / "saved"))
     assert trainer.deepspeed.calls[-1] == ("gather", False)
     assert trainer.accelerator.unwrap_model(trainer.model_wrapped) is trainer.model
@@ -87,16 +87,18 @@ def test_stage_3_gathers_the_weights_that_are_saved(deepspeed: Any, tmp_path: Pa
     assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
 
 
-def test_stage_3_without_gathering_leaves_the_engines_files(
+def test_stage_3_without_gathering_writes_only_the_files_of_the_engine(
     deepspeed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = stage(3, stage3_gather_16bit_weights_on_model_save=False)
-    whole = trained(tmp_path, deepspeed=config)
-    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2", "scheduler.pt"} - {"model.safetensors"}
+    first = train(tmp_path, deepspeed=config)
+    assert list_names(tmp_path / "checkpoint-2") == {*FURTHER_FILES, "global_step2", "scheduler.pt"} - {
+        "model.safetensors"
+    }
     assert "zero_to_fp32.py" in caplog.text
-    resumed = trained(tmp_path, resume=True, deepspeed=config, num_train_epochs=3)
+    resumed = train(tmp_path, resume=True, deepspeed=config, num_train_epochs=3)
     assert resumed.state.global_step == 6
-    assert steps(resumed)[:4] == steps(whole)
+    assert steps(resumed)[:4] == steps(first)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +111,13 @@ def test_stage_3_without_gathering_leaves_the_engines_files(
 def test_a_checkpoint_is_not_resumed_by_the_other_engine(
     deepspeed: Any, tmp_path: Path, written: dict[str, Any], resumed: dict[str, Any], complaint: str
 ) -> None:
-    trained(tmp_path, **written)
+    train(tmp_path, **written)
     with pytest.raises((ValueError, OSError), match=complaint):
-        trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), **resumed)
+        train(tmp_path, resume=str(tmp_path / "checkpoint-2"), **resumed)
 
 
-def test_another_number_of_processes_is_told_how_to_resume(deepspeed: Any, tmp_path: Path) -> None:
-    trained(tmp_path, deepspeed=stage(2))
+def test_an_error_says_how_to_resume_with_another_number_of_processes(deepspeed: Any, tmp_path: Path) -> None:
+    train(tmp_path, deepspeed=stage(2))
     parts = tmp_path / "checkpoint-2" / "global_step2"
     written = parts / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     (parts / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(written.read_bytes())
@@ -123,5 +125,5 @@ def test_another_number_of_processes_is_told_how_to_resume(deepspeed: Any, tmp_p
         (tmp_path / "checkpoint-2" / name).unlink()
     resume = str(tmp_path / "checkpoint-2")
     with pytest.raises(ValueError, match=r"written by 2 processes of DeepSpeed.*there are 1\..*ds_to_universal\.py"):
-        trained(tmp_path, resume=resume, deepspeed=stage(2))
-    trained(tmp_path, resume=resume, deepspeed={**stage(2), "checkpoint": {"load_universal": True}})
+        train(tmp_path, resume=resume, deepspeed=stage(2))
+    train(tmp_path, resume=resume, deepspeed={**stage(2), "checkpoint": {"load_universal": True}})

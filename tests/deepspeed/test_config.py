@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration: read, filled in from the arguments, and refused where it contradicts them."""
+"""DeepSpeed configurations: reading, `auto` values, and contradictions of the arguments."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class WithHiddenSize(nn.Module):
     config: Any = SimpleNamespace(hidden_size=10)
 
 
-def resolved(given: dict[str, Any], steps: int = 100, model: Any = None, **changes: Any) -> dict[str, Any]:
-    config = DeepSpeedConfig(given)
+def resolve(source: dict[str, Any], steps: int = 100, model: Any = None, **changes: Any) -> dict[str, Any]:
+    config = DeepSpeedConfig(source)
     args = quiet_arguments("unused", **{**ARGUMENTS, **changes})
     config.trainer_config_process(args)
     config.trainer_config_finalize(args, model or WithHiddenSize(), steps)
@@ -48,7 +48,7 @@ def resolved(given: dict[str, Any], steps: int = 100, model: Any = None, **chang
         ({"save_on_each_node": True}, {"text_config": SimpleNamespace(hidden_sizes=[4, 20])}),
     ],
 )
-def test_what_transformers_fills_in_is_what_we_fill_in(changes: dict[str, Any], sizes: dict[str, Any]) -> None:
+def test_auto_values_are_those_of_transformers(changes: dict[str, Any], sizes: dict[str, Any]) -> None:
     model = WithHiddenSize()
     model.config = SimpleNamespace(**sizes)
     reference = pytest.importorskip("transformers.integrations.deepspeed")
@@ -66,14 +66,14 @@ def test_what_transformers_fills_in_is_what_we_fill_in(changes: dict[str, Any], 
     args = quiet_arguments("unused", **{**ARGUMENTS, **changes})
     theirs.trainer_config_process(args)
     theirs.trainer_config_finalize(args, model, 100)
-    ours = resolved(ALL_AUTO, model=model, **changes)
-    # What accelerate adds when it prepares the model.
+    ours = resolve(ALL_AUTO, model=model, **changes)
+    # accelerate adds these when it prepares the model.
     added = {"fp16": {"enabled": False}, "bf16": {"enabled": False}, "steps_per_print": float("inf")}
     assert ours == {**theirs.config, **added}
 
 
 def test_all_values_that_differ_from_the_arguments_are_named_at_once() -> None:
-    given = {
+    config_dict = {
         "train_micro_batch_size_per_gpu": 5,
         "gradient_clipping": 2.0,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
@@ -82,7 +82,7 @@ def test_all_values_that_differ_from_the_arguments_are_named_at_once() -> None:
         "zero_optimization": {"stage": 1},
     }
     with pytest.raises(ValueError) as refused:
-        resolved(given)
+        resolve(config_dict)
     for theirs, ours in (
         ("train_micro_batch_size_per_gpu=5", "per_device_train_batch_size=3"),
         ("gradient_clipping=2.0", "max_grad_norm=0.5"),
@@ -91,7 +91,7 @@ def test_all_values_that_differ_from_the_arguments_are_named_at_once() -> None:
         ("bf16.enabled=True", "bf16 or bf16_full_eval=False"),
     ):
         assert f"deepspeed {theirs}, and {ours}" in str(refused.value)
-    # A batch size that is searched for contradicts nothing.
+    # auto_find_batch_size overrides the batch size.
     config = DeepSpeedConfig({"train_micro_batch_size_per_gpu": 64, "zero_optimization": {"stage": 2}})
     config.trainer_config_process(quiet_arguments("unused", **ARGUMENTS), auto_find_batch_size=True)
     assert config.mismatches == []
@@ -107,31 +107,31 @@ def test_half_precision_switches_its_section_on(precision: str) -> None:
     assert config.config["fp16"].get("auto_cast") is (True if precision == "fp16" else None)
 
 
-def test_a_pair_is_a_list_of_the_same_numbers_and_a_training_without_warmup_warms_up_for_one_step() -> None:
-    given = {"optimizer": {"type": "AdamW", "params": {"betas": (0.8, 0.97)}}, "zero_optimization": {"stage": 1}}
-    assert resolved(given)["optimizer"]["params"]["betas"] == (0.8, 0.97)
-    config = resolved({**ENGINE_SCHEDULE, "zero_optimization": {"stage": 1}}, warmup_steps=0)
+def test_a_pair_equals_a_list_and_a_training_without_warmup_has_a_warmup_step() -> None:
+    pair = {"optimizer": {"type": "AdamW", "params": {"betas": (0.8, 0.97)}}, "zero_optimization": {"stage": 1}}
+    assert resolve(pair)["optimizer"]["params"]["betas"] == (0.8, 0.97)
+    config = resolve({**ENGINE_SCHEDULE, "zero_optimization": {"stage": 1}}, warmup_steps=0)
     assert config["scheduler"]["params"]["warmup_num_steps"] == 1
 
 
 def test_a_model_without_hidden_size_names_the_values_to_write() -> None:
     with pytest.raises(ValueError, match=r"zero_optimization.reduce_bucket_size.*Linear has neither"):
-        resolved({"zero_optimization": {"stage": 3, **AUTO_BUCKETS}}, model=nn.Linear(1, 1))
+        resolve({"zero_optimization": {"stage": 3, **AUTO_BUCKETS}}, model=nn.Linear(1, 1))
 
 
-def test_an_auto_that_nothing_says_is_named() -> None:
+def test_an_auto_value_without_a_source_is_named() -> None:
     with pytest.raises(ValueError, match=r"zero_optimization.sub_group_size, flops_profiler.top_modules"):
-        resolved(
+        resolve(
             {"zero_optimization": {"stage": 1, "sub_group_size": "auto"}, "flops_profiler": {"top_modules": "auto"}}
         )
 
 
-def test_a_configuration_comes_as_dict_file_or_text(tmp_path: Path) -> None:
-    given = {"zero_optimization": {"stage": 2}}
+def test_a_configuration_is_a_dict_a_file_or_text(tmp_path: Path) -> None:
+    config = {"zero_optimization": {"stage": 2}}
     file = tmp_path / "deepspeed.json"
-    file.write_text(json.dumps(given))
-    for source in (given, file, str(file), json.dumps(given)):
-        assert DeepSpeedConfig(source).config == given
+    file.write_text(json.dumps(config))
+    for source in (config, file, str(file), json.dumps(config)):
+        assert DeepSpeedConfig(source).config == config
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_a_configuration_comes_as_dict_file_or_text(tmp_path: Path) -> None:
         ({"train_batch_size": 8}, 'no section "zero_optimization"'),
     ],
 )
-def test_what_is_no_configuration_is_refused(given: Any, complaint: str) -> None:
+def test_an_invalid_configuration_is_refused(given: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         DeepSpeedConfig(given)
 
 
-def test_queries_answer_as_libraries_ask_them() -> None:
+def test_queries_of_libraries_are_supported() -> None:
     config = DeepSpeedConfig(
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "fp16": {"enabled": False}}
     )

@@ -1,4 +1,4 @@
-"""What libraries read of a run that DeepSpeed carries out."""
+"""The DeepSpeed plugin, as libraries read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from littrainer import Trainer
 from littrainer.arguments.deepspeed import DeepSpeedPlugin
-from tests.deepspeed.test_training import RUN, trained
+from tests.deepspeed.test_training import RUN, train
 from tests.deepspeed.variants import stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -33,13 +33,13 @@ def test_a_trainer_shows_the_plugin_where_libraries_look_for_it(deepspeed: Any, 
     assert not plugin.is_zero3_init_enabled()
     assert str(trainer.accelerator.distributed_type) == "DistributedType.DEEPSPEED"
     assert copy.deepcopy(trainer.args).deepspeed_plugin.zero_stage == 2
-    # As it was given, with its "auto"s.
+    # The original values, with "auto".
     assert json.loads(trainer.args.to_json_string())["deepspeed"] == config
     with pytest.raises(AttributeError, match="has no 'wrap'"):
         plugin.wrap  # noqa: B018
 
 
-def test_accelerates_own_state_shows_it_too(deepspeed: Any, tmp_path: Path) -> None:
+def test_the_state_of_accelerate_has_the_plugin(deepspeed: Any, tmp_path: Path) -> None:
     state = pytest.importorskip("accelerate.state")
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2), bf16=True)
     shared = state.AcceleratorState()
@@ -84,11 +84,11 @@ def test_the_environment_of_accelerate_launch_configures_it(
     assert args.deepspeed is None and plugin.zero_stage == 3 and plugin.zero3_save_16bit_model
     assert plugin.deepspeed_config["train_batch_size"] == 4
     assert not plugin.zero3_init_flag and not integration.is_deepspeed_zero3_enabled()
-    trainer = trained(tmp_path, max_grad_norm=0.7, max_steps=1)
+    trainer = train(tmp_path, max_grad_norm=0.7, max_steps=1)
     assert trainer.is_deepspeed_enabled and trainer.deepspeed.config["gradient_clipping"] == 0.7
 
 
-def test_a_plugin_of_accelerates_that_a_script_sets_is_taken_over(deepspeed: Any, tmp_path: Path) -> None:
+def test_a_plugin_of_accelerate_that_a_script_sets_is_used(deepspeed: Any, tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, **RUN)
     args.deepspeed_plugin = SimpleNamespace(deepspeed_config=stage(1), zero_stage=1)
     torch.manual_seed(0)

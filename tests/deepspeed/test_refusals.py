@@ -1,4 +1,4 @@
-"""What does not go with DeepSpeed is refused before anything is computed, with what to do instead."""
+"""Refusals of settings that conflict with DeepSpeed, before any computation, with advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.deepspeed.variants import ENGINE_SCHEDULE, stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
-def test_deepspeed_that_is_not_installed_is_named_with_what_asks_for_it(
+def test_an_error_says_that_deepspeed_is_not_installed_and_which_setting_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ImportError, match="DeepSpeed is not installed: run `pip install deepspeed`"):
@@ -25,7 +25,7 @@ def test_deepspeed_that_is_not_installed_is_named_with_what_asks_for_it(
         quiet_arguments(tmp_path)
 
 
-def test_another_device_than_deepspeed_works_on_is_refused(
+def test_a_device_that_deepspeed_does_not_use_is_refused(
     deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deepspeed.accelerator, "DEVICE", "cuda")
@@ -48,7 +48,7 @@ def test_another_device_than_deepspeed_works_on_is_refused(
         ({"deepspeed": stage(2)}, {"lightning": {"strategy": "ddp"}}, "lightning={'strategy': ...}"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused_when_the_trainer_is_made(
+def test_conflicting_arguments_are_refused_by_the_constructor(
     deepspeed: Any, tmp_path: Path, changes: dict[str, Any], given: dict[str, Any], complaint: str
 ) -> None:
     best = {"save_strategy": "epoch"} if changes.get("load_best_model_at_end") else {}
@@ -67,18 +67,18 @@ def test_two_optimizers_or_two_schedules_are_refused(deepspeed: Any, tmp_path: P
     with pytest.raises(ValueError, match="drives another optimizer than the one that DeepSpeed makes"):
         trainer.train()
 
-    class OwnSchedule(Trainer):
+    class OverriddenSchedule(Trainer):
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             return super().create_scheduler(num_training_steps, optimizer)
 
-    trainer = quiet_trainer(tmp_path, kind=OwnSchedule, deepspeed=stage(2, ENGINE_SCHEDULE))
+    trainer = quiet_trainer(tmp_path, kind=OverriddenSchedule, deepspeed=stage(2, ENGINE_SCHEDULE))
     with pytest.raises(
-        ValueError, match=r'"scheduler" of the DeepSpeed configuration, and OwnSchedule.create_scheduler'
+        ValueError, match=r'"scheduler" of the DeepSpeed configuration, and OverriddenSchedule.create_scheduler'
     ):
         trainer.train()
 
 
-def test_a_second_model_to_be_trained_needs_an_engine_of_its_own(deepspeed: Any, tmp_path: Path) -> None:
+def test_a_second_trained_model_needs_another_engine(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
     with pytest.raises(NotImplementedError, match=r"accelerator\.prepare\(Linear\): DeepSpeed's engine holds"):
         trainer.accelerator.prepare(nn.Linear(1, 1))
@@ -86,7 +86,7 @@ def test_a_second_model_to_be_trained_needs_an_engine_of_its_own(deepspeed: Any,
     assert trainer.accelerator.prepare_model(reference, evaluation_mode=True) is reference
 
 
-def test_a_configuration_set_after_the_trainer_was_made_or_with_fsdp_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+def test_a_configuration_after_construction_or_with_fsdp_is_refused(deepspeed: Any, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     trainer.args.deepspeed = stage(2)
     with pytest.raises(ValueError, match="`deepspeed` was set after the Trainer was made"):

@@ -1,7 +1,7 @@
-"""Short trainings by DeepSpeed on CPUs, with transformers' Trainer or ours: what they log and what they write.
+"""Short trainings with DeepSpeed on CPUs, with transformers' Trainer or ours, that record logs and files.
 
-python -m tests.deepspeed.variants transformers|littrainer DIR NAME... in each process that a launcher has started; the
-records are DIR/NAME_RANK.json. NAME=CHECKPOINT resumes from a checkpoint that is there already.
+Usage, in each process of a launcher: python -m tests.deepspeed.variants transformers|littrainer DIR NAME...
+The records are DIR/NAME_RANK.json. NAME=CHECKPOINT resumes an existing checkpoint.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ AUTO_BUCKETS = {
 
 
 def stage(number: int, sections: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    """A configuration of ZeRO; stage 3 gathers the weights that are saved unless `settings` say otherwise."""
+    """Return a configuration of ZeRO; by default stage 3 gathers the weights to save."""
     zero: dict[str, Any] = {"stage": number, **settings}
     if number == 3:
         zero.setdefault("stage3_gather_16bit_weights_on_model_save", True)
     return {"zero_optimization": zero, **AUTO_SIZES, **(sections or {})}
 
 
-# Name -> arguments. Keys that are none of TrainingArguments' say what the script does.
+# Name -> arguments, and `SCRIPT_KEYS`.
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"stage_{number}": {"deepspeed": stage(number)} for number in range(4)},
     "engine_optimizer_and_schedule": {
@@ -125,7 +125,7 @@ SIZES = {
 TIMINGS = ("runtime", "per_second", "preparation_time")
 
 
-def _model(kind: dict[str, Any], folder: Path) -> Any:
+def _make_model(kind: dict[str, Any], folder: Path) -> Any:
     from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -143,7 +143,7 @@ def _model(kind: dict[str, Any], folder: Path) -> Any:
     return get_peft_model(model, LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))
 
 
-def _rows(kind: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+def _make_rows(kind: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
 
     def numbers(*shape: int, below: int) -> torch.Tensor:
@@ -159,7 +159,7 @@ def _rows(kind: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
     return rows
 
 
-def _trainer(kind: dict[str, Any], folder: Path, out: Path) -> Any:
+def _make_trainer(kind: dict[str, Any], folder: Path, out: Path) -> Any:
     from transformers import Trainer, TrainingArguments
 
     class Stepwise(Trainer):  # type: ignore[misc, valid-type]
@@ -167,24 +167,24 @@ def _trainer(kind: dict[str, Any], folder: Path, out: Path) -> Any:
             return super().training_step(*args, **kwargs)
 
     changes = {name: value for name, value in kind.items() if name not in SCRIPT_KEYS}
-    # Before the model, which stage 3 shards as it is loaded.
+    # Created before the model, which stage 3 shards while loading.
     args = TrainingArguments(str(out), **{**ARGUMENTS, **changes})
-    model, rows = _model(kind, folder), _rows(kind)
-    chosen = Stepwise if kind.get("overrides") else Trainer
-    return chosen(model, args, train_dataset=rows, eval_dataset=rows[:6])
+    model, rows = _make_model(kind, folder), _make_rows(kind)
+    trainer_class = Stepwise if kind.get("overrides") else Trainer
+    return trainer_class(model, args, train_dataset=rows, eval_dataset=rows[:6])
 
 
-def _without_times(values: dict[str, Any]) -> dict[str, Any]:
+def _drop_times(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.endswith(TIMINGS)}
 
 
-def _files(folder: Path) -> list[str]:
+def _list_files(folder: Path) -> list[str]:
     ours = ("littrainer_", ".unfinished")
     names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if not Path(name).name.startswith(ours))
 
 
-def _sums(folder: Path) -> dict[str, float]:
+def _sum_weights(folder: Path) -> dict[str, float]:
     from safetensors.torch import load_file
 
     files = [folder / name for name in ("model.safetensors", "adapter_model.safetensors")]
@@ -193,31 +193,31 @@ def _sums(folder: Path) -> dict[str, float]:
 
 
 def run(name: str, folder: Path, checkpoint: str) -> dict[str, Any]:
-    """Carry one variant out, and return what it gives.
+    """Run a variant and return its record.
 
     Parameters:
-        checkpoint: the folder to resume from; by default one of a training that is carried out before.
+        checkpoint: folder to resume from; default: of a training that runs first.
     """
     kind = dict(VARIANTS[name])
     out = folder / name
     record: dict[str, Any] = {}
     if kind.get("resumes"):
         if not checkpoint:
-            first = _trainer(kind, folder, out)
+            first = _make_trainer(kind, folder, out)
             first.train()
             del first
             gc.collect()
-        trainer = _trainer(kind, folder, out)
+        trainer = _make_trainer(kind, folder, out)
         trainer.train(resume_from_checkpoint=checkpoint or str(out / "checkpoint-3"))
     else:
-        trainer = _trainer(kind, folder, out)
+        trainer = _make_trainer(kind, folder, out)
         if kind.get("from_pretrained"):
             record["sharded"] = all(hasattr(parameter, "ds_id") for parameter in trainer.model.parameters())
         if kind.get("evaluates_first"):
-            record["before"] = _without_times(trainer.evaluate())
+            record["before"] = _drop_times(trainer.evaluate())
         trainer.train()
-    record["history"] = [_without_times(entry) for entry in trainer.state.log_history]
-    record["after"] = _without_times(trainer.evaluate())
+    record["history"] = [_drop_times(entry) for entry in trainer.state.log_history]
+    record["after"] = _drop_times(trainer.evaluate())
     record["predictions"] = trainer.predict(trainer.eval_dataset).predictions.tolist()
     record["is_deepspeed_enabled"] = trainer.is_deepspeed_enabled
     record["zero_stage"] = trainer.accelerator.state.deepspeed_plugin.zero_stage
@@ -227,17 +227,17 @@ def run(name: str, folder: Path, checkpoint: str) -> dict[str, Any]:
     record["best"] = trainer.state.best_global_step
     trainer.save_model(str(out / "saved"))
     torch.distributed.barrier()
-    record["files"], record["sums"] = _files(out), _sums(out / "saved")
+    record["files"], record["sums"] = _list_files(out), _sum_weights(out / "saved")
     return record
 
 
 def main(side: str, folder: Path, names: list[str]) -> None:
-    """Carry variants out, one after the other."""
+    """Run variants in sequence."""
     if side == "littrainer":
         import littrainer.auto  # noqa: F401
     rank = os.environ.get("RANK", "0")
     if any("from_pretrained" in VARIANTS.get(name, {}) for name in names) and rank == "0":
-        _model({}, folder).save_pretrained(folder / "pretrained")
+        _make_model({}, folder).save_pretrained(folder / "pretrained")
     for name_and_checkpoint in names:
         name, _, checkpoint = name_and_checkpoint.partition("=")
         try:

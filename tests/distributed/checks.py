@@ -1,4 +1,4 @@
-"""Checks that two processes carry out together: each process asserts what it finds, and a test reads how it ended."""
+"""Checks that run in two processes: each process asserts its results, and a test reads the outcome."""
 
 from __future__ import annotations
 
@@ -17,40 +17,39 @@ from tests.scenarios.once_per_session import carried_out_once
 Check = Callable[[Path], None]
 
 
-def carry_out(
+def run_checks(
     checks: Sequence[Check], folder: Path, within: Callable[[Path], AbstractContextManager[None]] = nullcontext
 ) -> None:
-    """Carry checks out, each in its own folder, and write how they ended to `RANK.json`.
+    """Run checks, each in a separate folder, and write their outcomes to `RANK.json`.
 
     Parameters:
-        checks: have to be done with what processes exchange before they assert anything: one that fails in one process
-            does not keep the others from the next check.
-        within: a context for each check, made with a path that is its own.
+        checks: functions that assert only after all exchanges, so that all processes reach the next check.
+        within: creates a context for each check, from a separate path.
     """
-    endings = {}
+    outcomes = {}
     for check in checks:
         try:
             with within(folder / f"context-of-{check.__name__}"):
                 check(folder / check.__name__)
         except Exception as error:
-            told = traceback.TracebackException.from_exception(error, capture_locals=True)
-            endings[check.__name__] = "".join(told.format())
+            text = traceback.TracebackException.from_exception(error, capture_locals=True)
+            outcomes[check.__name__] = "".join(text.format())
         else:
-            endings[check.__name__] = "well"
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(endings))
+            outcomes[check.__name__] = "passed"
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(outcomes))
 
 
-def endings_of(factory: pytest.TempPathFactory, module: str, are_told_where_to_meet: bool = True) -> Path:
-    """The folder in which two processes have carried the checks of a module out, once for all tests."""
+def run_checks_in_processes(factory: pytest.TempPathFactory, module: str, has_rendezvous: bool = True) -> Path:
+    """Run a module's checks in two processes, once for all tests, and return their folder."""
 
     def run(folder: Path) -> None:
-        run_in_processes(module, folder, are_told_where_to_meet)
+        run_in_processes(module, folder, has_rendezvous)
 
     return carried_out_once(factory, module, run)
 
 
-def assert_well(folder: Path, check: str) -> None:
-    """See that a check has ended well in both processes."""
+def assert_passed(folder: Path, check: str) -> None:
+    """Assert that a check has passed in both processes."""
     for rank in range(PROCESSES):
-        ending = json.loads((folder / f"{rank}.json").read_text())[check]
-        assert ending == "well", f"In process {rank}:\n{ending}"
+        outcome = json.loads((folder / f"{rank}.json").read_text())[check]
+        assert outcome == "passed", f"In process {rank}:\n{outcome}"

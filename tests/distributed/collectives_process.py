@@ -1,6 +1,6 @@
-"""One of several processes that agree: `python -m tests.distributed.collectives_process FOLDER`.
+"""Collectives in several processes: `python -m tests.distributed.collectives_process FOLDER`.
 
-Each writes what it found to `FOLDER/RANK.json`; the last check is one in which process 1 is killed.
+Each process writes its results to `FOLDER/RANK.json`. The last check kills process 1.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from littrainer.distributed.collectives import (
 )
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
 
-LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
+MAX_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 
 
-def error_of(work: Callable[[], Any]) -> str:
+def get_error(work: Callable[[], Any]) -> str:
     try:
         return f"no error: {work()}"
     except BaseException as error:
@@ -39,7 +39,7 @@ def error_of(work: Callable[[], Any]) -> str:
 
 def main(rank: int, size: int, folder: Path) -> None:
     meeting = folder / "meeting"
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=LONGEST_WAIT)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=MAX_WAIT)
 
     def fails_in_second() -> str:
         with raise_on_all_ranks("writing checkpoint-5"):
@@ -51,7 +51,7 @@ def main(rank: int, size: int, folder: Path) -> None:
         with raise_on_all_ranks("writing"):
             raise KeyError(rank)
 
-    def fails_before_others_agree() -> None:
+    def fails_before_an_exchange() -> None:
         with raise_on_all_ranks("all of it"):
             if rank == 1:
                 raise ValueError("too early")
@@ -83,33 +83,31 @@ def main(rank: int, size: int, folder: Path) -> None:
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "flags": [any_rank(False), any_rank(rank == 1), any_rank(True)],
         "largest": all_reduce_max(10 * rank),
-        "from each": all_gather_object({"rank": rank, "text": "x" * rank}),
-        "from first": broadcast_object([rank, "first"]),
-        "for each": scatter_object([["for", other] for other in range(size)] if rank == 0 else None),
-        "succeeds": error_of(lambda: all_gather_object(rank)),
+        "gathered": all_gather_object({"rank": rank, "text": "x" * rank}),
+        "broadcast": broadcast_object([rank, "first"]),
+        "scattered": scatter_object([["for", other] for other in range(size)] if rank == 0 else None),
+        "succeeds": get_error(lambda: all_gather_object(rank)),
     }
     for work in (
         fails_in_second,
         fails_in_all,
-        fails_before_others_agree,
+        fails_before_an_exchange,
         fails_within_and_is_wrapped,
         is_interrupted,
         is_elsewhere,
     ):
-        found[work.__name__] = error_of(work)
-    found["after all that"] = all_gather_object(rank)
+        results[work.__name__] = get_error(work)
+    results["afterwards"] = all_gather_object(rank)
     group = collectives._host_group
     dist.destroy_process_group()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}-again", rank=rank, world_size=size, timeout=LONGEST_WAIT
-    )
-    found["in a new group"] = [all_gather_object(rank), collectives._host_group is not group]
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    found["dies"] = error_of(dies)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.init_process_group("gloo", init_method=f"file://{meeting}-again", rank=rank, world_size=size, timeout=MAX_WAIT)
+    results["in a new group"] = [all_gather_object(rank), collectives._host_group is not group]
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+    results["dies"] = get_error(dies)
+    (folder / f"{rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One of the processes in which scenarios run: `python -m tests.distributed.fidelity_process FOLDER RUN,RUN`.
+"""Scenarios in a process of several: `python -m tests.distributed.fidelity_process FOLDER RUN,RUN`.
 
-A run is one of `tests.fidelity.conftest.RUNS`; those of one side share the process, one after the other, so that its
-imports are paid for once. Which scenarios each of them has is in `FOLDER/plan.json`.
+Runs are keys of `tests.fidelity.conftest.RUNS`. The runs of a side share the process, so that it imports once.
+`FOLDER/plan.json` lists the scenarios of each run.
 """
 
 from __future__ import annotations

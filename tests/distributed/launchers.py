@@ -1,4 +1,4 @@
-"""What launchers put into the environment of the processes that they start."""
+"""Environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 PYTORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Prefixes of variables that say something about processes.
+# Prefixes of variables about processes.
 PREFIXES = ("SLURM_", "PMI_", "OMPI_", "MV2_", "MPI_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "LITTRAINER_")
 # The sixth of eight tasks on two nodes.
 SLURM_STEP: dict[str, str | None] = {
@@ -25,9 +25,9 @@ SLURM_STEP: dict[str, str | None] = {
 
 
 def set_only(patch: pytest.MonkeyPatch, **variables: str | None) -> None:
-    """Let the environment say this about processes, and nothing else, until the test ends."""
+    """Set these variables about processes, and unset all others, until the test ends."""
     for name in {*PYTORCH_VARIABLES, *(name for name in os.environ if name.startswith(PREFIXES))}:
-        # What a test lets its subject set is undone too.
+        # Restored even if the tested code sets it.
         patch.setenv(name, "")
         patch.delenv(name)
     for name, value in variables.items():
@@ -36,7 +36,7 @@ def set_only(patch: pytest.MonkeyPatch, **variables: str | None) -> None:
 
 
 def fake_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Let torch see as many GPUs, on none of which anything can be computed, until the test ends."""
+    """Let torch report a number of GPUs, without computing on them, until the test ends."""
     patch.setattr(torch.cuda, "is_available", lambda: count > 0)
     patch.setattr(torch.cuda, "device_count", lambda: count)
     patch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -1,6 +1,6 @@
-"""One of two processes that scale their losses: `python -m tests.distributed.precision_process FOLDER`.
+"""Loss scaling in two processes, on the CPU: `python -m tests.distributed.precision_process FOLDER`.
 
-Loss scaling is for GPUs; it is carried out on the CPU here. Each process writes what it found to `FOLDER/RANK.pickle`.
+Each process writes its results to `FOLDER/RANK.pickle`.
 """
 
 from __future__ import annotations
@@ -24,39 +24,36 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 SCALE = 2.0**10
-BROKEN_STEP = 1
+OVERFLOW_STEP = 1
 STRATEGIES: dict[str, dict[str, Any]] = {"DDP": {}, "FSDP": {"fsdp": True, "fsdp_config": {"version": 2}}}
-TRAININGS = {"scaled": (SCALE, False), "broken": (SCALE, True)}
+TRAININGS = {"scaled": (SCALE, False), "overflow": (SCALE, True)}
 LOGGED = ("loss", "grad_norm", "learning_rate")
 MODES: dict[str, type[Trainer]] = {"automatic": Trainer, "manual": StepwiseTrainer}
 
 
-class BreaksInOnePlace(VectorClassifier):
-    """In one step of one process a gradient becomes infinite once it is scaled, and only that of a last entry.
+class OverflowsInSingleEntry(VectorClassifier):
+    """A model whose last scaled gradient overflows in a single step of process 0; process 1 has the sharded entry."""
 
-    Sharded between two processes, that entry is the second one's.
-    """
-
-    def __init__(self, breaks: bool) -> None:
+    def __init__(self, overflows: bool) -> None:
         super().__init__()
-        self.breaks = breaks
+        self.overflows = overflows
         self.steps = 0
-        self.further = nn.Parameter(torch.zeros(2))
+        self.extra = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         outputs = super().forward(x, labels)
-        size = 1e38 if self.breaks and self.training and self.steps == BROKEN_STEP and RANK == 0 else 1.0
-        outputs["loss"] = outputs["loss"].float() + (self.further.float() * torch.tensor([1.0, size])).sum()
+        size = 1e38 if self.overflows and self.training and self.steps == OVERFLOW_STEP and RANK == 0 else 1.0
+        outputs["loss"] = outputs["loss"].float() + (self.extra.float() * torch.tensor([1.0, size])).sum()
         self.steps += self.training
         return outputs
 
 
-def trained(folder: Path, kind: type[Trainer], scale: float, breaks: bool, **changes: Any) -> dict[str, Any]:
-    """Five optimizer steps with a scaled loss."""
+def train(folder: Path, kind: type[Trainer], scale: float, overflows: bool, **changes: Any) -> dict[str, Any]:
+    """Train five optimizer steps with a scaled loss."""
     torch.manual_seed(0)
     trainer = quiet_trainer(
         folder,
-        BreaksInOnePlace(breaks),
+        OverflowsInSingleEntry(overflows),
         kind=kind,
         given={"train_dataset": Rows(vector_rows(40))},
         optim="sgd",
@@ -78,35 +75,35 @@ def trained(folder: Path, kind: type[Trainer], scale: float, breaks: bool, **cha
     }
 
 
-def scaled_precision(args: Any) -> str:
-    # Only the scaling is asked for: a forward pass in float16 would be another thing to compare.
+def get_scaled_precision(args: Any) -> str:
+    # Scaling only: a forward pass in float16 would change the numbers.
     return "16-mixed"
 
 
-def scale_on_the_cpu() -> None:
-    """Let the arguments ask for loss scaling, though the device is a CPU, and forward passes stay as they are."""
-    littrainer.arguments.destinations.get_lightning_precision = scaled_precision
-    littrainer.strategies.mixed_precision.get_lightning_precision = scaled_precision
+def enable_scaling_on_the_cpu() -> None:
+    """Enable loss scaling on the CPU, without changing the forward pass."""
+    littrainer.arguments.destinations.get_lightning_precision = get_scaled_precision
+    littrainer.strategies.mixed_precision.get_lightning_precision = get_scaled_precision
     littrainer.strategies.mixed_precision.AUTOCAST_DTYPES["16-mixed"] = torch.float32
-    littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (scaled_precision, "from fp16")
+    littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (get_scaled_precision, "from fp16")
 
 
 def main(folder: Path) -> None:
-    scale_on_the_cpu()
-    found: dict[str, Any] = {}
+    enable_scaling_on_the_cpu()
+    results: dict[str, Any] = {}
     for strategy, changes in STRATEGIES.items():
         for mode, kind in MODES.items():
-            for name, (scale, breaks) in TRAININGS.items():
-                own = folder / f"{strategy}-{mode}-{name}"
-                found[f"{strategy} {mode} {name}"] = trained(own, kind, scale, breaks, **changes)
+            for name, (scale, overflows) in TRAININGS.items():
+                run_folder = folder / f"{strategy}-{mode}-{name}"
+                results[f"{strategy} {mode} {name}"] = train(run_folder, kind, scale, overflows, **changes)
     config = {**STRATEGIES["FSDP"], "fsdp_config": {"version": 2, "ignored_modules": "norm"}}
     try:
-        trained(folder / "refused", Trainer, SCALE, breaks=False, **config)
+        train(folder / "refused", Trainer, SCALE, overflows=False, **config)
     except ValueError as error:
-        found["refused"] = str(error)
-    # A scale of 1 that never grows is no scaling at all.
-    found["plain"] = trained(folder / "plain", Trainer, 1.0, breaks=False)
-    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
+        results["refused"] = str(error)
+    # A scale of 1 is no scaling.
+    results["plain"] = train(folder / "plain", Trainer, 1.0, overflows=False)
+    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":

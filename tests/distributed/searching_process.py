@@ -1,6 +1,6 @@
-"""One of two processes that search together: `python -m tests.distributed.searching_process FOLDER`.
+"""Hyperparameter searches in two processes: `python -m tests.distributed.searching_process FOLDER`.
 
-Both train each trial, and whatever becomes of it becomes of it in both.
+Both processes train each trial, and it has the same outcome in both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from littrainer.distributed.failures import LostProcess
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import load_search_record
-from tests.distributed.checks import carry_out
+from tests.distributed.checks import run_checks
 from tests.scenarios.once_per_process import leave_out_of_collections
 from tests.search.trainers import searched_trainer
 
@@ -31,8 +31,8 @@ RATES = [0.01, 0.02, 0.03, 0.04]
 LOST_MEMORY = "sample 17 does not fit into memory"
 
 
-class NotesTrials(TrainerCallback):
-    """Keeps the arguments that each training began with, and the step at which it ended."""
+class RecordsTrials(TrainerCallback):
+    """Recorder of the initial arguments and the last step of each training."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
@@ -45,16 +45,16 @@ class NotesTrials(TrainerCallback):
         self.ended.append(state.global_step)
 
 
-def trainer_for(folder: Path, kind: type[Trainer] = Trainer, given: Any = None, **changes: Any) -> Any:
-    notes = NotesTrials()
+def make_trainer(folder: Path, kind: type[Trainer] = Trainer, given: Any = None, **changes: Any) -> Any:
+    recorder = RecordsTrials()
     trainer = searched_trainer(
         folder,
         rows=24,
         kind=kind,
-        given={"callbacks": [notes], **(given or {})},
+        given={"callbacks": [recorder], **(given or {})},
         **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes},
     )
-    trainer.notes = notes
+    trainer.recorder = recorder
     return trainer
 
 
@@ -62,23 +62,23 @@ def rate(trial: Any) -> dict[str, Any]:
     return {"learning_rate": trial.suggest_float("learning_rate", 0.0, 1.0)}
 
 
-def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int = 3, **keywords: Any) -> Any:
-    """What a search over `RATES` returns or raises in each process, and what became of its trials in the first one."""
+def search(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int = 3, **keywords: Any) -> Any:
+    """Search over `RATES`; return result or error of each process, and the trials' outcomes in the first process."""
     study = SimpleNamespace(trials=[])
 
-    def keep(finished: Any, trial: Any) -> None:
+    def record(finished: Any, trial: Any) -> None:
         study.trials.append((trial.number, trial.state.name, trial.user_attrs.get("littrainer:error")))
 
-    callbacks = [keep, *keywords.pop("callbacks", [])]
+    callbacks = [record, *keywords.pop("callbacks", [])]
     sampler = optuna.samplers.GridSampler({"learning_rate": RATES}, seed=0)
     settings = {"sampler": sampler, "backend": "optuna", "callbacks": callbacks, **keywords}
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     try:
-        found["best"] = trainer.hyperparameter_search(hp_space, n_trials=n_trials, **settings)
+        outcome["best"] = trainer.hyperparameter_search(hp_space, n_trials=n_trials, **settings)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"
+        outcome["error"] = f"{type(error).__name__}: {error}"
     return all_gather_object(
-        {**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended}
+        {**outcome, "trials": study.trials, "begun": trainer.recorder.begun, "ended": trainer.recorder.ended}
     )
 
 
@@ -90,12 +90,12 @@ class PrunesSecond(optuna.pruners.BasePruner):
 
 
 def a_pruned_trial_ends_at_the_same_step_in_both(folder: Path) -> None:
-    first, second = searched(trainer_for(folder, save_strategy="steps", save_steps=1), pruner=PrunesSecond())
+    first, second = search(make_trainer(folder, save_strategy="steps", save_steps=1), pruner=PrunesSecond())
     assert first["ended"] == second["ended"] == [3, 2, 3]
     assert [state for _, state, _ in first["trials"]] == ["COMPLETE", "PRUNED", "COMPLETE"]
 
 
-class FailsInOne(Trainer):
+class FailsInSecondProcess(Trainer):
     """Fails in the forward pass of the second process, in the second trial."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,21 +104,21 @@ class FailsInOne(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-def a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on(folder: Path) -> None:
-    # The second trial fails in a forward pass, the third one in the metric function.
+def a_failure_in_a_process_fails_the_trial_in_both_and_the_search_continues(folder: Path) -> None:
+    # The second trial fails in a forward pass, the third trial in the metric function.
 
     def metrics(prediction: Any) -> dict[str, float]:
         if RANK == 1 and trainer._trial.number == 2:
             raise ValueError("a label is missing")
         return {}
 
-    trainer = trainer_for(folder, FailsInOne, {"compute_metrics": metrics})
-    first, second = searched(trainer, n_trials=4)
+    trainer = make_trainer(folder, FailsInSecondProcess, {"compute_metrics": metrics})
+    first, second = search(trainer, n_trials=4)
     third = first["trials"][2][2]
-    told = f"FailedElsewhere: Process 0 ends because a forward pass failed in process 1 with ValueError: {LOST_MEMORY}"
+    error = f"FailedElsewhere: Process 0 ends because a forward pass failed in process 1 with ValueError: {LOST_MEMORY}"
     assert [trial[1:] for trial in first["trials"]] == [
         ("COMPLETE", None),
-        ("FAIL", told),
+        ("FAIL", error),
         ("FAIL", third),
         ("COMPLETE", None),
     ]
@@ -128,32 +128,32 @@ def a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on(folder: Pat
     assert second["trials"] == []
 
 
-def a_failure_that_nothing_catches_ends_the_search_in_both_and_is_named(folder: Path) -> None:
-    first, second = searched(trainer_for(folder, FailsInOne), catch=())
+def an_uncaught_failure_ends_the_search_in_both_and_is_named(folder: Path) -> None:
+    first, second = search(make_trainer(folder, FailsInSecondProcess), catch=())
     assert second["error"] == f"ValueError: {LOST_MEMORY}"
     assert f"in process 1 with {second['error']}" in first["error"]
     assert len(first["begun"]) == len(second["begun"]) == 2
 
 
-def the_objective_is_that_of_the_first_process_in_all_and_nan_fails_in_all(folder: Path) -> None:
-    # Such as one by the time taken; it is nan in the last trial.
+def the_first_process_computes_the_objective_and_nan_fails_the_trial(folder: Path) -> None:
+    # The objective differs between the processes, as if by time, and is nan in the last trial.
     values = iter([0.5, 0.4, float("nan")])
 
     def objective(metrics: dict[str, float]) -> float:
         return RANK + next(values)
 
-    first, second = searched(trainer_for(folder, eval_strategy="no"), compute_objective=objective)
+    first, second = search(make_trainer(folder, eval_strategy="no"), compute_objective=objective)
     assert [state for _, state, _ in first["trials"]] == ["COMPLETE", "COMPLETE", "FAIL"]
     assert first["best"] == second["best"] and first["best"].objective == 0.4
 
 
-def jobs_that_run_trials_in_one_process_are_refused(folder: Path) -> None:
+def parallel_trials_are_refused(folder: Path) -> None:
     with pytest.raises(SearchMistake, match="n_jobs=2 runs each trial in one process, and here 2 processes train one"):
-        trainer_for(folder).hyperparameter_search(rate, n_trials=3, backend="optuna", n_jobs=2)
+        make_trainer(folder).hyperparameter_search(rate, n_trials=3, backend="optuna", n_jobs=2)
 
 
-def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> None:
-    # Its agent runs in the first process; the second one has no run.
+def both_processes_train_the_trials_of_a_sweep_in_the_first(folder: Path) -> None:
+    # The agent runs in the first process only.
     service = SimpleNamespace(run=None, drawn=[], logged=[])
 
     def init() -> Any:
@@ -176,7 +176,7 @@ def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> N
     service.init, service.finish, service.agent = init, finish, agent
     service.sweep = lambda configuration, entity, project: "sweep7"
     wandb_sweep._wandb, wandb_sweep.WandbCallback = (lambda: service), TrainerCallback  # type: ignore[misc, assignment]
-    trainer = trainer_for(folder, save_strategy="steps", save_steps=3)
+    trainer = make_trainer(folder, save_strategy="steps", save_steps=3)
 
     def configuration(trial: Any) -> dict[str, Any]:
         return {"parameters": {"learning_rate": {"values": RATES}}}
@@ -186,12 +186,12 @@ def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> N
 
     settings: dict[str, Any] = {"backend": "wandb", "n_trials": 2}
     best = trainer.hyperparameter_search(configuration, **settings)
-    # Nor are trials stopped in one process.
+    # Stopping trials in a single process is not supported.
     with pytest.raises(Exception, match="early_terminate"):
         trainer.hyperparameter_search(stopping, **settings)
     trials = [(trial.id, trial.state, len(trial.intermediate)) for trial in load_search_record(folder).trials]
     assert all_gather_object(best) == [best] * 2 and best.run_summary == "sweep7"
-    assert trainer.notes.begun == [(drawn, {"learning_rate": drawn}) for drawn in RATES[:2]]
+    assert trainer.recorder.begun == [(drawn, {"learning_rate": drawn}) for drawn in RATES[:2]]
     assert len(service.drawn) == (0 if RANK else 2)
     if RANK == 0:
         assert service.logged[1] == {"objective": best.objective}
@@ -199,8 +199,8 @@ def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> N
         assert trials == [("id1", "complete", 3), ("id2", "complete", 3)]
 
 
-class FailsBetween(TrainerCallback):
-    """Fails in the second process where the first one goes on to the next step."""
+class FailsBetweenSteps(TrainerCallback):
+    """Fails in the second process after the first step."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if RANK == 1 and state.global_step == 1:
@@ -208,22 +208,22 @@ class FailsBetween(TrainerCallback):
 
 
 def a_failure_between_steps_ends_the_search_in_both_and_is_named(folder: Path) -> None:
-    """Has to come last: after it the processes can no longer agree."""
+    """Break the connection of the processes; this check must be the last."""
     distributed_search.MAX_WAIT_FOR_FAILURES_S = 1.0
-    trainer = trainer_for(folder, eval_strategy="no")
-    trainer.add_callback(FailsBetween())
+    trainer = make_trainer(folder, eval_strategy="no")
+    trainer.add_callback(FailsBetweenSteps())
     with pytest.raises(LostProcess, match=r"failed(.|\n)*ValueError: the disk of this process is full"):
         trainer.hyperparameter_search(rate, n_trials=3, backend="optuna")
-    assert len(trainer.notes.begun) == 1
+    assert len(trainer.recorder.begun) == 1
 
 
 CHECKS = (
     a_pruned_trial_ends_at_the_same_step_in_both,
-    a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on,
-    a_failure_that_nothing_catches_ends_the_search_in_both_and_is_named,
-    the_objective_is_that_of_the_first_process_in_all_and_nan_fails_in_all,
-    jobs_that_run_trials_in_one_process_are_refused,
-    both_processes_train_what_a_sweep_draws_for_the_first_one,
+    a_failure_in_a_process_fails_the_trial_in_both_and_the_search_continues,
+    an_uncaught_failure_ends_the_search_in_both_and_is_named,
+    the_first_process_computes_the_objective_and_nan_fails_the_trial,
+    parallel_trials_are_refused,
+    both_processes_train_the_trials_of_a_sweep_in_the_first,
     a_failure_between_steps_ends_the_search_in_both_and_is_named,
 )
 
@@ -231,4 +231,4 @@ CHECKS = (
 if __name__ == "__main__":
     torch.set_num_threads(1)
     leave_out_of_collections()
-    carry_out(CHECKS, Path(sys.argv[1]))
+    run_checks(CHECKS, Path(sys.argv[1]))

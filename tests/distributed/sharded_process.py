@@ -1,7 +1,6 @@
-"""One of two processes that share a model: `python -m tests.distributed.sharded_process FOLDER`.
+"""Sharded models in two processes: `python -m tests.distributed.sharded_process FOLDER`.
 
-Rank and size come from the environment, as a launcher sets it. Each process writes what it found to
-`FOLDER/RANK.pickle`. A training that is not sharded, DDP's, says what numbers are right.
+A launcher's variables set rank and size. Each process writes its results to `FOLDER/RANK.pickle`. DDP is the reference.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_tra
 
 PROMPT = [[5, 6, 7]]
 STEPS = 4
-# Arguments of each training here.
+# Arguments of each training.
 RUN: dict[str, Any] = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 2,
@@ -49,7 +48,7 @@ def llama(**changes: Any) -> Any:
     return tiny_llama(**{"num_hidden_layers": 2, "tie_word_embeddings": False, **changes})
 
 
-def trainer_of(
+def make_trainer(
     folder: Path,
     model: Any = None,
     config: Any = None,
@@ -57,7 +56,7 @@ def trainer_of(
     given: Any = None,
     **changes: Any,
 ) -> Any:
-    """A Trainer over token rows; sharded where there is a `config`, which may be empty."""
+    """Return a Trainer over token rows; sharded if `config` is a dict, even if it is empty."""
     sharding = {} if config is None else {"fsdp": True, "fsdp_config": config}
     args = quiet_arguments(folder, **{**RUN, **sharding, **changes})
     rows = language_rows(20)
@@ -76,25 +75,25 @@ def curve(trainer: Any) -> list[tuple[float, float]]:
     return [(entry["loss"], entry["grad_norm"]) for entry in history if "grad_norm" in entry]
 
 
-def whole(model: Any) -> dict[str, torch.Tensor]:
+def get_full_state(model: Any) -> dict[str, torch.Tensor]:
     state = get_full_state_dict(model) if is_sharded(model) else model.state_dict()
     return {name: value.detach().clone() for name, value in state.items()}
 
 
-def trained(trainer: Any, **keywords: Any) -> dict[str, Any]:
+def train(trainer: Any, **keywords: Any) -> dict[str, Any]:
     trainer.train(**keywords)
-    return {"curve": curve(trainer), "weights": whole(trainer.model), "is_sharded": is_sharded(trainer.model)}
+    return {"curve": curve(trainer), "weights": get_full_state(trainer.model), "is_sharded": is_sharded(trainer.model)}
 
 
-def by_ddp(folder: Path) -> Any:
-    trainer = trainer_of(folder)
-    found = trained(trainer)
-    return {**found, "evaluated": trainer.evaluate()["eval_loss"]}
+def train_with_ddp(folder: Path) -> Any:
+    trainer = make_trainer(folder)
+    result = train(trainer)
+    return {**result, "evaluated": trainer.evaluate()["eval_loss"]}
 
 
-def whole_run(folder: Path) -> Any:
-    """Evaluates before, within and after training, generates, saves a file for all, and trains again."""
-    trainer = trainer_of(
+def run_all_phases(folder: Path) -> Any:
+    """Evaluate before, within and after training, generate, save a full model, and train again."""
+    trainer = make_trainer(
         folder,
         None,
         {},
@@ -105,72 +104,75 @@ def whole_run(folder: Path) -> Any:
         load_best_model_at_end=True,
     )
     first = trainer.evaluate()["eval_loss"]
-    found = trained(trainer)
+    result = train(trainer)
     model = trainer.model
-    found["names"] = sorted(name for name, module in model.named_modules() if type(module).__name__.startswith("FSDP"))
-    found["local elements"] = sum(parameter.to_local().numel() for parameter in model.parameters())
-    found["elements"] = sum(parameter.numel() for parameter in model.parameters())
-    found["evaluated"] = [first, *(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)]
-    found["after"] = trainer.evaluate()["eval_loss"]
-    found["predicted"] = trainer.predict(trainer.eval_dataset).predictions[0].shape
-    found["generated"] = model.generate(
+    result["names"] = sorted(name for name, module in model.named_modules() if type(module).__name__.startswith("FSDP"))
+    result["local elements"] = sum(parameter.to_local().numel() for parameter in model.parameters())
+    result["elements"] = sum(parameter.numel() for parameter in model.parameters())
+    result["evaluated"] = [first, *(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)]
+    result["after"] = trainer.evaluate()["eval_loss"]
+    result["predicted"] = trainer.predict(trainer.eval_dataset).predictions[0].shape
+    result["generated"] = model.generate(
         torch.tensor(PROMPT), max_new_tokens=4, do_sample=False, synced_gpus=True, pad_token_id=0
     ).tolist()
     trainer.save_model(str(folder / "saved"))
     if is_first():
         (folder / "checkpoint-2").rename(folder / "kept")
     trainer.train()
-    found["again"] = curve(trainer)[-STEPS:]
-    return found
+    result["second curve"] = curve(trainer)[-STEPS:]
+    return result
 
 
-def saving(state_dict_type: str, **changes: Any) -> Callable[[Path], Any]:
-    """A training that saves checkpoints in one of the two forms, and then a model in one file."""
+def train_and_save(state_dict_type: str, **changes: Any) -> Callable[[Path], Any]:
+    """Return a function that trains with sharded or full checkpoints, and saves a full model."""
 
     def run(folder: Path) -> Any:
-        trainer = trainer_of(
+        trainer = make_trainer(
             folder, None, {"state_dict_type": state_dict_type}, save_strategy="steps", save_steps=2, **changes
         )
-        found = trained(trainer)
+        result = train(trainer)
         trainer.save_model(str(folder / "saved"))
-        return found
+        return result
 
     return run
 
 
-def resumed(written_by: str, **config: Any) -> Callable[[Path], Any]:
+def resume(written_by: str, **config: Any) -> Callable[[Path], Any]:
     def run(folder: Path) -> Any:
         checkpoint = folder.parent / written_by
-        return trained(trainer_of(folder, None, config), resume_from_checkpoint=str(checkpoint))
+        return train(make_trainer(folder, None, config), resume_from_checkpoint=str(checkpoint))
 
     return run
 
 
-def training(
-    model: Callable[[], Any] = llama, config: Any = None, kind: type[Trainer] = Trainer, own_optimizer: bool = False
+def train_with(
+    create_model: Callable[[], Any] = llama,
+    config: Any = None,
+    kind: type[Trainer] = Trainer,
+    passes_optimizer: bool = False,
 ) -> Callable[[Path], Any]:
-    """A training alone; sharded if there is a `config`.
+    """Return a function that trains; sharded if `config` is a dict.
 
     Parameters:
-        own_optimizer: it, and its state, are made before anything is sharded.
+        passes_optimizer: create the optimizer before the model is sharded.
     """
 
     def run(folder: Path) -> Any:
-        made = model()
-        if not own_optimizer:
-            return trained(trainer_of(folder, made, config, kind=kind))
-        optimizer = torch.optim.AdamW(made.parameters(), lr=0.01, weight_decay=0.1)
+        model = create_model()
+        if not passes_optimizer:
+            return train(make_trainer(folder, model, config, kind=kind))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        return trained(trainer_of(folder, made, config, given={"optimizers": (optimizer, schedule)}))
+        return train(make_trainer(folder, model, config, given={"optimizers": (optimizer, schedule)}))
 
     return run
 
 
-def tied() -> Any:
+def create_tied_model() -> Any:
     return llama(tie_word_embeddings=True)
 
 
-def adapter() -> Any:
+def create_adapter() -> Any:
     from peft import LoraConfig, get_peft_model
 
     model = llama()
@@ -178,25 +180,25 @@ def adapter() -> Any:
     return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
 
 
-def adapter_run(folder: Path) -> Any:
-    trainer = trainer_of(folder, adapter(), {}, save_strategy="steps", save_steps=2)
-    found = trained(trainer)
+def train_adapter(folder: Path) -> Any:
+    trainer = make_trainer(folder, create_adapter(), {}, save_strategy="steps", save_steps=2)
+    result = train(trainer)
     trainer.save_model(str(folder / "saved"))
-    again = trainer_of(folder / "resumed", adapter(), {})
-    found["resumed"] = trained(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
-    found["generated"] = trainer.model.generate(
+    again = make_trainer(folder / "resumed", create_adapter(), {})
+    result["resumed"] = train(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
+    result["generated"] = trainer.model.generate(
         input_ids=torch.tensor(PROMPT), max_new_tokens=3, do_sample=False, synced_gpus=True, pad_token_id=0
     ).tolist()
-    return found
+    return result
 
 
-def weights_of_the_first() -> Any:
-    """The other process has no memory for its weights at all."""
+def create_in_first_process() -> Any:
+    """Return a model with weights in the first process, and on the meta device in the second."""
     return llama() if is_first() else llama().to("meta")
 
 
-def loaded_by_the_first(folder: Path) -> Any:
-    """`from_pretrained` after the arguments is told that only the first process needs weights."""
+def load_in_first_process(folder: Path) -> Any:
+    """Load by `from_pretrained` in the first process only, as the arguments request."""
     from transformers import LlamaForCausalLM
     from transformers.integrations import is_fsdp_enabled
 
@@ -205,91 +207,95 @@ def loaded_by_the_first(folder: Path) -> Any:
     torch.distributed.barrier()
     arguments = quiet_arguments(folder, **RUN, fsdp=True, fsdp_config={"cpu_ram_efficient_loading": True})
     model = LlamaForCausalLM.from_pretrained(folder / "model")
-    told = [is_fsdp_enabled()]
+    is_enabled = is_fsdp_enabled()
     rows = language_rows(20)
-    found = trained(Trainer(model=model, args=arguments, train_dataset=Rows(rows), data_collator=pad_tokens))
+    result = train(Trainer(model=model, args=arguments, train_dataset=Rows(rows), data_collator=pad_tokens))
     quiet_arguments(folder)
-    return {**found, "told": [*told, is_fsdp_enabled()]}
+    return {**result, "is fsdp enabled": [is_enabled, is_fsdp_enabled()]}
 
 
-def in_half_precision(folder: Path) -> Any:
+def train_in_half_precision(folder: Path) -> Any:
     formats = set()
 
-    class NotesFormats(Trainer):
+    class RecordsFormats(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             loss, outputs = super().compute_loss(*args, **{**kwargs, "return_outputs": True})
             formats.add((loss.dtype, outputs["logits"].dtype))
             return (loss, outputs) if kwargs.get("return_outputs") else loss
 
-    trainer = trainer_of(folder, None, {}, kind=NotesFormats, bf16=True)
-    found = trained(trainer)
-    return {**found, "evaluated": trainer.evaluate()["eval_loss"], "formats": formats}
+    trainer = make_trainer(folder, None, {}, kind=RecordsFormats, bf16=True)
+    result = train(trainer)
+    return {**result, "evaluated": trainer.evaluate()["eval_loss"], "formats": formats}
 
 
-def with_whole_modules(folder: Path) -> Any:
-    """Modules that are left out of the sharding, trained on other samples in each process; without values in one."""
+def train_with_replicated_modules(folder: Path) -> Any:
+    """Train with replicated modules, without weights in the second process."""
     config = {"ignored_modules": r"lm_head|model\.layers\.0\.mlp", "cpu_ram_efficient_loading": True}
-    trainer = trainer_of(folder, weights_of_the_first(), config)
-    found = trained(trainer)
-    found["whole"] = {
-        name: one.detach().clone() for name, one in trainer.model.named_parameters() if not hasattr(one, "to_local")
+    trainer = make_trainer(folder, create_in_first_process(), config)
+    result = train(trainer)
+    result["replicated"] = {
+        name: parameter.detach().clone()
+        for name, parameter in trainer.model.named_parameters()
+        if not hasattr(parameter, "to_local")
     }
-    return found
+    return result
 
 
-def whole_elements_after_each_unit(folder: Path) -> Any:
-    """How many more elements of parameters that are whole there are, each time that some modules have been sharded."""
-    trainer = trainer_of(folder, weights_of_the_first(), {"cpu_ram_efficient_loading": True})
+def measure_full_elements(folder: Path) -> Any:
+    """Return the additional elements of full parameters after each unit is sharded."""
+    trainer = make_trainer(folder, create_in_first_process(), {"cpu_ram_efficient_loading": True})
     gc.collect()
-    before, found = _elements_of_whole_parameters(), []
+    before = _count_full_elements()
+    counts = []
 
     def shard(*modules: Any, **keywords: Any) -> Any:
         result = fully_shard(*modules, **keywords)
-        found.append(_elements_of_whole_parameters() - before)
+        counts.append(_count_full_elements() - before)
         return result
 
     with mock.patch.object(torch.distributed.fsdp, "fully_shard", shard):
         trainer.evaluate()
-    return found
+    return counts
 
 
-def _elements_of_whole_parameters() -> int:
-    return sum(one.numel() for one in gc.get_objects() if type(one) is torch.nn.Parameter and not one.is_meta)
+def _count_full_elements() -> int:
+    parameters = [value for value in gc.get_objects() if type(value) is torch.nn.Parameter]
+    return sum(parameter.numel() for parameter in parameters if not parameter.is_meta)
 
 
 def plain_module(**sharding: Any) -> Callable[[Path], Any]:
-    return lambda folder: trained(quiet_trainer(folder, **{**RUN, "max_steps": 2, **sharding}))
+    return lambda folder: train(quiet_trainer(folder, **{**RUN, "max_steps": 2, **sharding}))
 
 
-# Name -> what is done; trainings that are to find the same numbers as the one named after them.
+# Name -> function, and the name of the reference with the same numbers.
 CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
-    "ddp": (by_ddp, None),
-    "whole": (whole_run, "ddp"),
-    "parts": (saving("SHARDED_STATE_DICT"), "ddp"),
-    "parts in background": (saving("SHARDED_STATE_DICT", async_save=True), "ddp"),
-    "whole in background": (saving("FULL_STATE_DICT", async_save=True), "ddp"),
-    "parts after whole": (resumed("whole/kept", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
-    "whole after parts": (resumed("parts/checkpoint-2"), "ddp"),
-    "after one process": (resumed("alone/checkpoint-2"), None),
-    "own training_step": (training(config={}, kind=StepwiseTrainer), "ddp"),
-    "not freed": (training(config={"reshard_after_forward": False, "forward_prefetch": True}), "ddp"),
+    "ddp": (train_with_ddp, None),
+    "full": (run_all_phases, "ddp"),
+    "sharded": (train_and_save("SHARDED_STATE_DICT"), "ddp"),
+    "sharded in background": (train_and_save("SHARDED_STATE_DICT", async_save=True), "ddp"),
+    "full in background": (train_and_save("FULL_STATE_DICT", async_save=True), "ddp"),
+    "sharded after full": (resume("full/kept", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
+    "full after sharded": (resume("sharded/checkpoint-2"), "ddp"),
+    "after one process": (resume("alone/checkpoint-2"), None),
+    "own training_step": (train_with(config={}, kind=StepwiseTrainer), "ddp"),
+    "not freed": (train_with(config={"reshard_after_forward": False, "forward_prefetch": True}), "ddp"),
     "recomputed and offloaded": (
-        training(
+        train_with(
             config={"activation_checkpointing": True, "activation_checkpointing_offload": True, "cpu_offload": True}
         ),
         "ddp",
     ),
-    "tied ddp": (training(tied), None),
-    "tied": (training(tied, {}), "tied ddp"),
-    "own optimizer ddp": (training(own_optimizer=True), None),
-    "own optimizer": (training(config={}, own_optimizer=True), "own optimizer ddp"),
-    "adapter ddp": (training(adapter), None),
-    "adapter": (adapter_run, "adapter ddp"),
-    "without weights": (training(weights_of_the_first, {"cpu_ram_efficient_loading": True}), "ddp"),
-    "loaded by the first": (loaded_by_the_first, "ddp"),
-    "whole modules": (with_whole_modules, "ddp"),
-    "kept whole": (whole_elements_after_each_unit, None),
-    "half precision": (in_half_precision, None),
+    "tied ddp": (train_with(create_tied_model), None),
+    "tied": (train_with(create_tied_model, {}), "tied ddp"),
+    "own optimizer ddp": (train_with(passes_optimizer=True), None),
+    "own optimizer": (train_with(config={}, passes_optimizer=True), "own optimizer ddp"),
+    "adapter ddp": (train_with(create_adapter), None),
+    "adapter": (train_adapter, "adapter ddp"),
+    "without weights": (train_with(create_in_first_process, {"cpu_ram_efficient_loading": True}), "ddp"),
+    "loaded in first process": (load_in_first_process, "ddp"),
+    "replicated modules": (train_with_replicated_modules, "ddp"),
+    "full elements": (measure_full_elements, None),
+    "half precision": (train_in_half_precision, None),
     "plain module ddp": (plain_module(), None),
     "plain module": (
         plain_module(fsdp=True, fsdp_config={"min_num_params": 30}, torch_compile=True, torch_compile_backend="eager"),
@@ -300,5 +306,5 @@ CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    found = {name: check(folder / name.replace(" ", "-")) for name, (check, _) in CHECKS.items()}
-    (folder / f"{os.environ['RANK']}.pickle").write_bytes(pickle.dumps(found))
+    results = {name: check(folder / name.replace(" ", "-")) for name, (check, _) in CHECKS.items()}
+    (folder / f"{os.environ['RANK']}.pickle").write_bytes(pickle.dumps(results))

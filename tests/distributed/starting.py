@@ -1,4 +1,4 @@
-"""Scripts that are started in two processes, and how a test starts them."""
+"""Scripts for two processes, and functions that start them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.distributed.launchers import PREFIXES, PYTORCH_VARIABLES
 from tests.distributed.together import start_processes
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-# What a script sees of the processes between its arguments and its Trainer, in the file facts0.json or facts1.json.
+# Writes the facts about processes that a script sees before its Trainer to facts0.json or facts1.json.
 FACTS = """
 import json, os, pathlib, sys, time
 
@@ -23,7 +23,7 @@ from littrainer import TrainingArguments
 from littrainer.distributed import collectives
 
 folder = pathlib.Path(__file__).parent
-# As scripts do that change to their output folder.
+# Some scripts change to their output folder.
 os.chdir("/")
 args = TrainingArguments(folder / "out", use_cpu=True, ddp_timeout=600)
 rank = args.process_index
@@ -57,7 +57,7 @@ if "fail" in sys.argv:
     dist.barrier()
 """
 
-# The second process is killed in the midst of a training.
+# The second process is killed during a training.
 TRAINING = """
 import os, signal, sys
 
@@ -78,14 +78,14 @@ quiet_trainer(sys.argv[1], kind=Dying, rows=400, max_steps=20, ddp_timeout=600).
 
 
 def get_plain_environment(**variables: str) -> dict[str, str]:
-    """The environment of a script that no launcher has started, with these variables."""
+    """Return the environment of a script without launcher, with these variables."""
     inherited = environment(TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="")
-    kept = {
+    plain = {
         name: value
         for name, value in inherited.items()
         if name not in PYTORCH_VARIABLES and not name.startswith(PREFIXES)
     }
-    return {**kept, **variables}
+    return {**plain, **variables}
 
 
 def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 
 
 def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
-    """Run a script in two processes that no agent looks after; return the status of each and what it says on stderr."""
+    """Run a script in two processes without agent; return their statuses and stderr."""
     command = [sys.executable, str(script), *arguments]
     processes, logs = start_processes(command, script.parent, environment=get_plain_environment())
     try:
@@ -112,7 +112,7 @@ def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
             process.kill()
 
 
-# Starts its processes by itself, and leaves out how many a node has.
+# Starts its processes without LOCAL_WORLD_SIZE.
 SPAWNING = """
 import os, sys
 

@@ -1,7 +1,7 @@
-"""One of two processes that compute each layer together: `python -m tests.distributed.tensor_parallel_process FOLDER`.
+"""Tensor parallelism in several processes: `python -m tests.distributed.tensor_parallel_process FOLDER`.
 
-Rank and size come from the environment, as a launcher sets it. Each process writes what it found to
-`FOLDER/RANK.pickle`; with one process, the same trainings run without any splitting.
+A launcher's variables set rank and size. Each process writes its results to `FOLDER/RANK.pickle`. A single process runs
+the same trainings without sharding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def size() -> int:
 
 
 def llama(**changes: Any) -> Any:
-    """Two layers whose heads divide by two; its vocabulary does not."""
+    """Return a model whose heads, but not its vocabulary, are divisible by two."""
     torch.manual_seed(0)
     return tiny_llama(
         **{
@@ -52,7 +52,7 @@ def llama(**changes: Any) -> Any:
 
 
 def qwen() -> Any:
-    """Normalizes each attention head, and has weights for it that all processes share."""
+    """Return a model with norms of attention heads, whose weights all processes share."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def qwen() -> Any:
 
 
 class Planned(VectorClassifier):
-    """A plain module with a plan of its own: layers with biases, one of them whole, and one with a norm before it."""
+    """A plain module with a plan: layers with biases, and replicated layers."""
 
     tp_plan = {"outer": "colwise", "inner": "rowwise"}  # noqa: RUF012
 
@@ -81,19 +81,19 @@ class Planned(VectorClassifier):
         self.inner = nn.Linear(self.inner.in_features, self.inner.out_features)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        # The processes draw the same numbers here, as one process does.
+        # All processes must draw the same dropout mask.
         dropped = nn.functional.dropout(self.inner(torch.relu(self.outer(x))), 0.2, self.training)
         return self.head(self.norm(dropped))
 
 
-def trainer_of(folder: Path, model: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
-    """A Trainer over token rows, whose model two processes compute together."""
+def make_trainer(folder: Path, model: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
+    """Return a Trainer over token rows, with tensor parallelism in several processes."""
     layout = {"parallelism_config": {"tp_size": size()}} if size() > 1 else {}
-    given = {
-        "train_dataset": Rows(remapped(language_rows(30))),
-        "eval_dataset": Rows(remapped(language_rows(EVALUATED_ROWS, seed=1))),
+    keywords = {
+        "train_dataset": Rows(remap(language_rows(30))),
+        "eval_dataset": Rows(remap(language_rows(EVALUATED_ROWS, seed=1))),
         "data_collator": pad_tokens,
-        "compute_metrics": lambda found: {"rows": len(found.predictions), "sum": float(found.predictions.sum())},
+        "compute_metrics": lambda output: {"rows": len(output.predictions), "sum": float(output.predictions.sum())},
     }
     arguments = {
         "max_steps": 4,
@@ -104,11 +104,11 @@ def trainer_of(folder: Path, model: Any, kind: type[Trainer] = Trainer, **change
         **layout,
         **changes,
     }
-    return quiet_trainer(folder, model, kind=kind, given=given, **arguments)
+    return quiet_trainer(folder, model, kind=kind, given=keywords, **arguments)
 
 
-def remapped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with token ids of the small vocabulary."""
+def remap(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with token ids of the small vocabulary."""
     return [
         {
             "input_ids": [token % TOKENS for token in row["input_ids"]],
@@ -119,70 +119,72 @@ def remapped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def curve(trainer: Trainer) -> list[tuple[float, float]]:
-    """Losses and gradient norms of a training."""
+    """Return losses and gradient norms of a training."""
     return [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
 
 
-def by_plan(folder: Path) -> dict[str, Any]:
-    """A training by the model's own plan, its evaluations, predictions and generated tokens, saved and resumed."""
-    trainer = trainer_of(folder / "run", llama(), save_strategy="steps", save_steps=2)
+def train_by_plan(folder: Path) -> dict[str, Any]:
+    """Train by the model's plan, evaluate, predict, generate, save and resume."""
+    trainer = make_trainer(folder / "run", llama(), save_strategy="steps", save_steps=2)
     trainer.train()
-    found = {
+    results = {
         "curve": curve(trainer),
         "tokens": trainer.state.num_input_tokens_seen,
         "flos": trainer.state.total_flos,
         "metrics": {name: trainer.evaluate()[name] for name in ("eval_loss", "eval_rows", "eval_sum")},
         "predictions": trainer.predict(trainer.eval_dataset).predictions,
         "generated": trainer.model.generate(torch.tensor(PROMPT), max_new_tokens=4, do_sample=False).tolist(),
-        "split": sorted(name for name, one in trainer.model.named_parameters() if hasattr(one, "full_tensor")),
+        "split": sorted(
+            name for name, parameter in trainer.model.named_parameters() if hasattr(parameter, "full_tensor")
+        ),
         "total batch": trainer.get_total_train_batch_size(trainer.args),
         "sizes": (trainer.get_tp_size(), get_process_layout(trainer.args).data_parallel),
     }
     trainer.save_model(str(folder / "saved"))
-    resumed = trainer_of(folder / "run", llama(), save_strategy="no")
+    resumed = make_trainer(folder / "run", llama(), save_strategy="no")
     resumed.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-2"))
-    found["resumed"] = curve(resumed)
-    return found
+    results["resumed"] = curve(resumed)
+    return results
 
 
-def trained(make: Callable[[], Any], **changes: Any) -> Callable[[Path], Any]:
-    """A training alone, with its losses."""
+def train_with(make: Callable[[], Any], **changes: Any) -> Callable[[Path], Any]:
+    """Return a function that trains and returns losses and gradient norms."""
 
     def train(folder: Path) -> Any:
-        trainer = trainer_of(folder, make(), **changes)
+        trainer = make_trainer(folder, make(), **changes)
         trainer.train()
         return curve(trainer)
 
     return train
 
 
-def planned_trainer(folder: Path, **given: Any) -> Trainer:
-    """A Trainer over a module that is none of transformers'."""
+def make_planned_trainer(folder: Path, **keywords: Any) -> Trainer:
+    """Return a Trainer with a plain module."""
     torch.manual_seed(0)
     changes: dict[str, Any] = {"parallelism_config": {"tp_size": size()}} if size() > 1 else {}
     changes |= {"logging_strategy": "steps", "logging_steps": 1, "save_strategy": "steps", "save_steps": 2}
-    return quiet_trainer(folder, Planned(), max_steps=4, weight_decay=0.1, given=given, **changes)
+    return quiet_trainer(folder, Planned(), max_steps=4, weight_decay=0.1, given=keywords, **changes)
 
 
-def plain_module(folder: Path) -> Any:
-    """A training that begins after an evaluation, which has split the model already."""
-    trainer = planned_trainer(folder)
+def train_plain_module(folder: Path) -> Any:
+    """Train after an evaluation, which shards the model."""
+    trainer = make_planned_trainer(folder)
     trainer.evaluate()
     trainer.train()
-    resumed = planned_trainer(folder / "resumed")
+    resumed = make_planned_trainer(folder / "resumed")
     resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     assert curve(resumed) == curve(trainer)
     return curve(trainer)
 
 
-def streamed(folder: Path) -> dict[str, Any]:
-    """Metrics that are updated batch by batch, and summed over processes at the end."""
-    trainer = planned_trainer(folder, compute_metrics=MulticlassStatScores(CLASSES, average="micro"))
+def compute_streaming_metrics(folder: Path) -> dict[str, Any]:
+    """Compute streaming metrics, which are summed over processes."""
+    trainer = make_planned_trainer(folder, compute_metrics=MulticlassStatScores(CLASSES, average="micro"))
     return {name: value for name, value in trainer.evaluate().items() if not re.search("time|per_second", name)}
 
 
-def loaded_split(folder: Path) -> dict[str, Any]:
-    """A model that transformers has split when it was loaded: what it computes alone, and trained by a Trainer."""
+def train_loaded_model(folder: Path) -> dict[str, Any]:
+    """Compute a gradient with, and train, a model that transformers has sharded while loading."""
     saved = folder / "initial"
     if os.environ.get("RANK", "0") == "0":
         llama().save_pretrained(folder / "writing")
@@ -195,13 +197,13 @@ def loaded_split(folder: Path) -> dict[str, Any]:
 
         torch.distributed.barrier()
         model = AutoModelForCausalLM.from_pretrained(saved, distributed_config=DistributedConfig(tp_size=size()))
-    batch = pad_tokens(remapped(language_rows(4)))
+    batch = pad_tokens(remap(language_rows(4)))
     loss = model(**batch).loss
     loss.backward()
     gradient = model.model.layers[0].self_attn.q_proj.weight.grad
     gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
     model.zero_grad()
-    trainer = trainer_of(folder / "run", model, parallelism_config=None)
+    trainer = make_trainer(folder / "run", model, parallelism_config=None)
     trainer.train()
     return {
         "loss": loss.item(),
@@ -211,38 +213,38 @@ def loaded_split(folder: Path) -> dict[str, Any]:
     }
 
 
-def replicas(folder: Path) -> dict[str, Any]:
-    """A training of two copies of a model, each of whose layers two processes compute together, and its resume."""
+def train_replicas(folder: Path) -> dict[str, Any]:
+    """Train two replicas with tensor parallelism over two processes each, and resume."""
     layout = {"tp_size": 2, "dp_replicate_size": 2} if size() > 1 else None
     samples = 2 if size() > 1 else 4
     changes: dict[str, Any] = {"parallelism_config": layout, "per_device_train_batch_size": samples, "max_steps": 3}
     changes |= {"save_strategy": "steps", "save_steps": 2}
-    trainer = trainer_of(folder, llama(), **changes)
+    trainer = make_trainer(folder, llama(), **changes)
     trainer.train()
-    resumed = trainer_of(folder / "resumed", llama(), **changes)
+    resumed = make_trainer(folder / "resumed", llama(), **changes)
     resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     return {"curve": curve(trainer), "resumed": curve(resumed), "rows": trainer.evaluate()["eval_rows"]}
 
 
 CHECKS: dict[str, Callable[[Path], Any]] = {
-    "by plan": by_plan,
-    "manual": trained(llama, kind=StepwiseTrainer),
-    "tied": trained(lambda: llama(tie_word_embeddings=True)),
-    "heads with norms": trained(qwen),
-    "plain module": plain_module,
-    "loaded split": loaded_split,
-    "streamed": streamed,
+    "by plan": train_by_plan,
+    "manual": train_with(llama, kind=StepwiseTrainer),
+    "tied": train_with(lambda: llama(tie_word_embeddings=True)),
+    "heads with norms": train_with(qwen),
+    "plain module": train_plain_module,
+    "loaded split": train_loaded_model,
+    "streamed": compute_streaming_metrics,
 }
 
 
 def main(folder: Path) -> None:
-    found = {}
-    checks = {"replicas": replicas} if size() > 2 else CHECKS
+    results = {}
+    checks = {"replicas": train_replicas} if size() > 2 else CHECKS
     for name, check in checks.items():
-        place = folder / name.replace(" ", "-")
-        place.mkdir(parents=True, exist_ok=True)
-        found[name] = check(place)
-    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(found))
+        check_folder = folder / name.replace(" ", "-")
+        check_folder.mkdir(parents=True, exist_ok=True)
+        results[name] = check(check_folder)
+    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a training step does in two processes, as `training_process` tries it, and what they print."""
+"""Training steps in two processes, with the checks in `training_process`, and their output."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import training_process
-from tests.distributed.checks import assert_well, endings_of
+from tests.distributed.checks import assert_passed, run_checks_in_processes
 from tests.distributed.together import PROCESSES
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two processes, started once for all tests, wrote how the checks ended and what they printed."""
-    return endings_of(tmp_path_factory, training_process.__name__)
+    """Return the folder with the outcomes and outputs of the checks."""
+    return run_checks_in_processes(tmp_path_factory, training_process.__name__)
 
 
 @pytest.mark.parametrize("check", [check.__name__ for check in training_process.CHECKS])
-def test_two_processes_train_together(folder: Path, check: str) -> None:
-    assert_well(folder, check)
+def test_training_in_two_processes(folder: Path, check: str) -> None:
+    assert_passed(folder, check)
 
 
-def test_a_step_makes_as_many_python_calls_as_in_one_process_but_for_exchange_and_shares(
+def test_a_step_makes_as_many_python_calls_as_in_a_single_process_except_for_exchanges(
     folder: Path, tmp_path: Path
 ) -> None:
-    check = training_process.python_calls_of_a_step_are_those_of_one_process_and_of_the_exchange
-    alone = training_process.calls_of_a_step(tmp_path)
+    check = training_process.a_step_makes_few_python_calls
+    single = training_process.list_calls_of_a_step(tmp_path)
     for rank in range(PROCESSES):
-        together = json.loads((folder / check.__name__ / f"calls{rank}.json").read_text())
-        # Flags of the control are counted, and of each round of batches one is this process's.
-        shared = [file for file in together if file.startswith("distributed/") or file == "data/sharding.py"]
-        assert 0 < len(shared) <= 17 and len(together) - len(shared) <= len(alone)
+        calls = json.loads((folder / check.__name__ / f"calls{rank}.json").read_text())
+        # Flags are synchronized, and batches sharded.
+        exchanges = [file for file in calls if file.startswith("distributed/") or file == "data/sharding.py"]
+        assert 0 < len(exchanges) <= 17 and len(calls) - len(exchanges) <= len(single)
 
 
-def test_only_the_first_process_prints_and_the_one_that_raises_a_flag_alone_is_warned(folder: Path) -> None:
+def test_only_the_first_process_prints_and_the_process_that_raises_a_flag_logs_a_warning(folder: Path) -> None:
     first, second = ((folder / f"out{rank}").read_text() for rank in range(PROCESSES))
     assert "train_runtime" in first and second == ""
     for rank in range(PROCESSES):

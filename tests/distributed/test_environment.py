@@ -19,7 +19,7 @@ from littrainer.distributed.environment import (
 )
 from tests.distributed.launchers import PYTORCH_VARIABLES, SLURM_STEP, set_only
 
-# Variables of the world size, the rank and both of them on the node.
+# Variables of world size, rank, local world size and local rank.
 MPI_LAUNCHERS = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")),
     "Intel MPI": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
@@ -27,17 +27,17 @@ MPI_LAUNCHERS = {
 }
 
 
-def adopted(variables: dict[str, str]) -> dict[str, str]:
-    """torchrun's variables, after those of another launcher have been read."""
-    found = dict(variables)
-    set_torchrun_variables(found)
-    return {name: found[name] for name in PYTORCH_VARIABLES if name in found}
+def convert(variables: dict[str, str]) -> dict[str, str]:
+    """Return torchrun's variables, set from another launcher's."""
+    environment = dict(variables)
+    set_torchrun_variables(environment)
+    return {name: environment[name] for name in PYTORCH_VARIABLES if name in environment}
 
 
 @pytest.mark.parametrize("launcher", MPI_LAUNCHERS)
-def test_ranks_of_mpi_become_torchruns(launcher: str) -> None:
+def test_ranks_of_mpi_are_converted(launcher: str) -> None:
     variables = dict(zip(MPI_LAUNCHERS[launcher], ("4", "3", "2", "1"), strict=True))
-    assert adopted({**variables, "MASTER_ADDR": "node-a"}) == {
+    assert convert({**variables, "MASTER_ADDR": "node-a"}) == {
         "RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
@@ -47,13 +47,13 @@ def test_ranks_of_mpi_become_torchruns(launcher: str) -> None:
     }
 
 
-def test_processes_that_mpi_starts_on_one_node_meet_there_and_one_is_alone() -> None:
-    found = adopted({"PMI_SIZE": "2", "PMI_RANK": "1"})
-    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["MASTER_ADDR"]) == ("1", "2", "127.0.0.1")
-    assert adopted({"PMI_SIZE": "1", "PMI_RANK": "0"}) == {}
+def test_processes_of_mpi_on_a_single_node_connect_there() -> None:
+    ours = convert({"PMI_SIZE": "2", "PMI_RANK": "1"})
+    assert (ours["LOCAL_RANK"], ours["LOCAL_WORLD_SIZE"], ours["MASTER_ADDR"]) == ("1", "2", "127.0.0.1")
+    assert convert({"PMI_SIZE": "1", "PMI_RANK": "0"}) == {}
 
 
-def test_tasks_that_srun_has_started_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_srun_are_processes_of_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **SLURM_STEP)
     args = TrainingArguments.__new__(TrainingArguments)
     set_torchrun_variables()
@@ -62,7 +62,7 @@ def test_tasks_that_srun_has_started_train_together(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("difference", [{"SLURM_STEP_NUM_TASKS": None}, {"SLURM_JOB_NAME": "bash"}])
-def test_within_an_allocation_a_script_that_srun_has_not_started_several_times_is_alone(
+def test_without_several_tasks_of_srun_a_script_in_an_allocation_is_a_single_process(
     monkeypatch: pytest.MonkeyPatch, difference: dict[str, str | None]
 ) -> None:
     set_only(monkeypatch, **{**SLURM_STEP, **difference})
@@ -70,7 +70,7 @@ def test_within_an_allocation_a_script_that_srun_has_not_started_several_times_i
     assert environment.world_size() == 1 and not environment.is_launched()
     set_only(monkeypatch, **SLURM_STEP, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
     set_torchrun_variables()
-    # torchrun within a task of SLURM decides.
+    # torchrun within a task of SLURM overrides it.
     assert (environment.rank(), environment.world_size(), get_rendezvous_point()) == (1, 2, None)
 
 
@@ -84,7 +84,7 @@ def test_within_an_allocation_a_script_that_srun_has_not_started_several_times_i
         ({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 does not fit"),
     ],
 )
-def test_ranks_that_cannot_be_are_refused_by_variable(
+def test_inconsistent_ranks_are_refused_by_variable(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], complaint: str
 ) -> None:
     set_only(monkeypatch, **variables)
@@ -93,7 +93,7 @@ def test_ranks_that_cannot_be_are_refused_by_variable(
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "many"])
-def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+def test_an_invalid_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     with pytest.raises(ValueError, match=f"MASTER_PORT='?{port}"):
         get_rendezvous_point()
@@ -112,7 +112,7 @@ DEEPSPEED = {
 }
 
 
-def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_of_deepspeed_equals_that_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **DEEPSPEED)
     ours, theirs = read_launcher_config(), DeepSpeedPlugin().deepspeed_config
     assert isinstance(ours, dict)
@@ -125,7 +125,7 @@ def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: 
     assert ours["zero_optimization"][key] is theirs["zero_optimization"][key] is True
 
 
-def test_deepspeed_alone_means_stage_2_and_open_values_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_defaults_to_stage_2_and_values_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="True")
     config = read_launcher_config()
     assert isinstance(config, dict)
@@ -141,7 +141,7 @@ def test_deepspeed_alone_means_stage_2_and_open_values_from_the_arguments(monkey
 
 
 @pytest.mark.parametrize("name", REFUSED_VARIABLES)
-def test_what_is_not_carried_out_is_refused_by_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unsupported_variables_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     set_only(monkeypatch, **{name: "true"})
     assert get_refused_variables() == {name: "true"}
     with pytest.raises(NotImplementedError, match=f"environment variable {name}=true"):
@@ -150,7 +150,7 @@ def test_what_is_not_carried_out_is_refused_by_variable(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 @pytest.mark.parametrize("name", [None, "TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_LOCAL_SIZE"])
-def test_a_single_process_on_a_node_is_believed_of_launchers_only_once_accelerate_is_loaded(
+def test_with_accelerate_a_local_world_size_of_1_is_used_only_from_launchers(
     monkeypatch: pytest.MonkeyPatch, name: str | None, rank: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate.state", ModuleType("accelerate.state"))

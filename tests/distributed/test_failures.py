@@ -27,51 +27,49 @@ from littrainer.distributed.failures import (
 )
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:52622"
-Speaker = Callable[[int], None]
+ActAs = Callable[[int], None]
 
 
 @pytest.fixture
-def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
-    """Lets this process be one of two that share a store."""
+def act_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[ActAs]:
+    """Return a function that lets this process act as a rank of two with a shared store."""
     store = dist.HashStore()
     monkeypatch.setattr(failures, "PUBLICATION_TIMEOUT_S", 0.1)
     stores = {rank: failures._FailureStore(store, rank, 2) for rank in range(2)}
 
-    def speak_as(rank: int) -> None:
+    def act_as(rank: int) -> None:
         report_errors(store, rank, 2)
         failures._store = stores[rank]
 
-    with own_hook():
-        yield speak_as
+    with replace_excepthook():
+        yield act_as
     failures._store = None
 
 
 @contextmanager
-def own_hook() -> Iterator[None]:
-    """A part of a test in which a hook for errors may be set."""
+def replace_excepthook() -> Iterator[None]:
+    """Replace the excepthook temporarily."""
     before = sys.excepthook
     sys.excepthook = lambda *error: sys.stderr.write(f"{error[1]!r}")
     yield
     sys.excepthook = before
 
 
-def test_a_lost_connection_names_the_process_that_failed_and_its_error(speak_as: Speaker) -> None:
-    speak_as(1)
+def test_a_lost_connection_names_the_process_that_failed_and_its_error(act_as: ActAs) -> None:
+    act_as(1)
     with pytest.raises(ValueError, match="sample 17"), name_failed_process("training"):
         raise ValueError("sample 17 is damaged")
-    speak_as(0)
+    act_as(0)
     complaint = "Process 0 of 2 ends training: process 1 failed with ValueError: sample 17 is damaged"
     with pytest.raises(LostProcess, match=complaint) as caught, name_failed_process("training"):
         raise RuntimeError(CLOSED)
     assert str(caught.value.__cause__) == CLOSED
 
 
-def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
-    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speak_as(1)
+def test_an_error_of_an_exchange_names_the_failed_process(act_as: ActAs, monkeypatch: pytest.MonkeyPatch) -> None:
+    act_as(1)
     publish_failure(ValueError("sample 17 is damaged"))
-    speak_as(0)
+    act_as(0)
     monkeypatch.setattr(collectives, "is_distributed", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -79,45 +77,47 @@ def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
     def connect() -> None:
         raise dist.DistNetworkError("Broken pipe")
 
-    # The first exchange connects the processes, of which one may have ended.
-    monkeypatch.setattr(collectives, "_connected", connect)
-    why = "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
-    with pytest.raises(LostProcess, match=why):
+    # The first exchange connects the processes.
+    monkeypatch.setattr(collectives, "_connect", connect)
+    message = (
+        "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
+    )
+    with pytest.raises(LostProcess, match=message):
         collectives.any_rank(True)
 
 
-def test_a_text_that_utf_8_cannot_write_reaches_the_others_with_an_escape(speak_as: Speaker) -> None:
-    speak_as(1)
+def test_invalid_utf_8_in_an_error_is_escaped(act_as: ActAs) -> None:
+    act_as(1)
     publish_failure(ValueError("caf\udce9.wav is no sound"))
-    speak_as(0)
+    act_as(0)
     with pytest.raises(LostProcess, match=r"failed with ValueError: caf\\udce9\.wav"), name_failed_process("a"):
         raise RuntimeError(CLOSED)
 
 
-def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:
-    speak_as(0)
+def test_an_error_of_the_script_is_not_converted(act_as: ActAs) -> None:
+    act_as(0)
     with pytest.raises(RuntimeError, match=r"^shapes do not fit$"), name_failed_process("training"):
         raise RuntimeError("shapes do not fit")
 
 
 @pytest.mark.parametrize("consequence", [LostProcess("another"), FailedElsewhere("another")])
-def test_what_follows_from_another_failure_is_not_its_cause(speak_as: Speaker, consequence: Exception) -> None:
-    speak_as(0)
+def test_a_consequence_of_another_failure_is_not_published(act_as: ActAs, consequence: Exception) -> None:
+    act_as(0)
     publish_failure(consequence)
-    speak_as(1)
+    act_as(1)
     publish_failure(KeyError("the cause"))
-    speak_as(0)
+    act_as(0)
     with pytest.raises(LostProcess, match="process 1 failed with KeyError"), name_failed_process("training"):
         raise RuntimeError(CLOSED)
 
 
-def test_an_error_that_a_script_has_caught_is_not_named_later(speak_as: Speaker) -> None:
-    speak_as(1)
+def test_an_error_that_a_script_has_caught_is_not_named_later(act_as: ActAs) -> None:
+    act_as(1)
     with pytest.raises(ValueError), name_failed_process("training"):
         raise ValueError("out of memory")
     with name_failed_process("training"):
         pass
-    speak_as(0)
+    act_as(0)
     with pytest.raises(LostProcess) as caught, name_failed_process("training"):
         raise RuntimeError(CLOSED)
     assert "out of memory" not in str(caught.value)
@@ -134,15 +134,15 @@ def test_an_error_that_a_script_has_caught_is_not_named_later(speak_as: Speaker)
         ("Connection closed by peer", "one of them has ended"),
     ],
 )
-def test_errors_of_libraries_say_what_to_look_at(message: str, advice: str) -> None:
+def test_errors_of_libraries_have_advice(message: str, advice: str) -> None:
     assert advice in describe_connection_loss(RuntimeError(message))
 
 
-def test_torchruns_agent_is_told_of_the_error(
-    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_errors_are_written_for_the_agent_of_torchrun(
+    act_as: ActAs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    speak_as(1)
+    act_as(1)
     sys.excepthook(ValueError, ValueError("sample 17"), None)
     written: dict[str, Any] = json.loads((tmp_path / "error.json").read_text())
     assert written["message"]["message"] == "ValueError: sample 17" and written["is_consequence"] is False
@@ -153,29 +153,25 @@ def test_torchruns_agent_is_told_of_the_error(
     assert json.loads((tmp_path / "lost.json").read_text())["is_consequence"] is True
 
 
-def test_the_agent_hears_of_an_error_of_the_arguments_before_the_processes_have_met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_the_arguments_are_written_for_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "error.json"
     monkeypatch.setenv(failures.ERROR_FILE, str(file))
-    with own_hook():
+    with replace_excepthook():
         with pytest.raises(ValueError, match="ddp_timeout=0") as refused:
             TrainingArguments("out", use_cpu=True, ddp_timeout=0)
         sys.excepthook(ValueError, refused.value, None)
-    told = json.loads(file.read_text())
-    assert told["message"]["message"].startswith("ValueError: ddp_timeout=0") and told["is_consequence"] is False
+    report = json.loads(file.read_text())
+    assert report["message"]["message"].startswith("ValueError: ddp_timeout=0") and report["is_consequence"] is False
 
 
-def test_a_process_that_a_hang_ends_is_expected_to_end(
-    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hang_marks_its_process(act_as: ActAs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(REPORTS, f"{os.getppid()}:{tmp_path}")
-    speak_as(0)
+    act_as(0)
     sys.excepthook(HangError, HangError("Training has not moved"), None)
     assert [path.name for path in tmp_path.iterdir()] == [f"{HUNG_FILE}-{os.getpid()}"]
 
 
-def test_a_worker_without_a_number_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_a_process_id_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures.os, "kill", lambda number, _: pytest.fail(f"{number} is a whole group"))
     worker: Any = SimpleNamespace(pid=None)
     assert "in test_a_worker" in failures.dump_all_stacks("heading", [worker], str)

@@ -1,7 +1,7 @@
-"""Two processes that train together leave what they leave with transformers' own Trainer, each of them.
+"""Comparison with transformers' Trainer in two processes.
 
-All scenarios of `tests/fidelity` can run in two processes. Here run those that are about several processes, and of the
-others the cheap ones that each show another part of a training.
+All scenarios of `tests/fidelity` can run in two processes. Selected are the scenarios about several processes, and fast
+scenarios of different parts of a training.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.fidelity.side import MODES, ORACLE
 from tests.scenarios.once_per_session import carried_out_once
 
 PROCESSES = 2
-LONGEST_RUN_SECONDS = 900
+MAX_RUN_S = 900
 
-# Of the scenarios for one process.
+# Scenarios for a single process.
 IN_BOTH_MODES: tuple[str, ...] = (
     "gpt2_accumulating_4_of_7_batches",
     "training_stopped_in_the_middle_of_a_window",
@@ -57,25 +57,25 @@ IN_AUTOMATIC_MODE: tuple[str, ...] = (
     "tokens_masked_at_random_while_accumulating",
 )
 
-OWN: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.processes == PROCESSES)
-# How rows are shared is decided before a mode comes into it.
+IN_PAIRS: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.processes == PROCESSES)
+# Sharding of data does not depend on the mode.
 ABOUT_DATA: tuple[str, ...] = tuple(
-    name for name in OWN if SCENARIOS[name].run.__module__ == several_processes_data.__name__
+    name for name in IN_PAIRS if SCENARIOS[name].run.__module__ == several_processes_data.__name__
 )
 
 SELECTED: dict[str, tuple[str, ...]] = {
-    ORACLE: (*OWN, *IN_BOTH_MODES, *IN_AUTOMATIC_MODE),
-    "automatic": (*OWN, *IN_BOTH_MODES, *IN_AUTOMATIC_MODE),
-    "manual": (*(name for name in OWN if name not in ABOUT_DATA), *IN_BOTH_MODES),
+    ORACLE: (*IN_PAIRS, *IN_BOTH_MODES, *IN_AUTOMATIC_MODE),
+    "automatic": (*IN_PAIRS, *IN_BOTH_MODES, *IN_AUTOMATIC_MODE),
+    "manual": (*(name for name in IN_PAIRS if name not in ABOUT_DATA), *IN_BOTH_MODES),
 }
 CASES = [(name, mode) for mode in MODES for name in SELECTED[mode]]
 
-# What the first process writes; another one looks at its record without waiting for that.
-WRITTEN_BY_THE_FIRST = ("files", *WITH_CHECKPOINTS)
+# Aspects that only the first process writes; other records may be complete earlier.
+FIRST_PROCESS_ASPECTS = ("files", *WITH_CHECKPOINTS)
 
 
 def run_both_sides(folder: Path) -> None:
-    """Run the scenarios with each side in two processes, both sides at once."""
+    """Run the scenarios of both sides at once, each in two processes."""
     (folder / PLAN).write_text(json.dumps(SELECTED))
     processes: list[subprocess.Popen[bytes]] = []
     for runs in ([ORACLE], list(MODES)):
@@ -83,9 +83,9 @@ def run_both_sides(folder: Path) -> None:
         processes += start_processes(command, folder, label=f"-{runs[0]}-")[0]
     try:
         for process in processes:
-            process.wait(LONGEST_RUN_SECONDS)
+            process.wait(MAX_RUN_S)
     except subprocess.TimeoutExpired:
-        # The scenarios that were done have their records; the others fail by name.
+        # Missing records fail below.
         pass
     finally:
         for process in processes:
@@ -95,24 +95,22 @@ def run_both_sides(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the records of each run and rank; they are made once for all tests."""
+    """Return the folder with the records of each run and rank."""
     return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run_both_sides)
 
 
-def aspects_in(name: str, rank: int) -> list[str]:
-    return [aspect for aspect in aspects_of(SCENARIOS[name]) if rank == 0 or aspect not in WRITTEN_BY_THE_FIRST]
+def select_aspects(name: str, rank: int) -> list[str]:
+    return [aspect for aspect in aspects_of(SCENARIOS[name]) if rank == 0 or aspect not in FIRST_PROCESS_ASPECTS]
 
 
 @pytest.mark.parametrize("rank", range(PROCESSES))
 @pytest.mark.parametrize(("name", "mode"), CASES, ids=["-".join(case) for case in CASES])
-def test_each_process_leaves_what_it_leaves_with_transformers_own_trainer(
-    folder: Path, name: str, mode: str, rank: int
-) -> None:
+def test_each_process_has_the_same_record_as_with_transformers(folder: Path, name: str, mode: str, rank: int) -> None:
     expected, actual = (read_record(folder / run / f"rank{rank}", name) for run in (ORACLE, mode))
     for run, record in ((ORACLE, expected), (mode, actual)):
         if record.error:
             pytest.fail(f"{name} raised with {run} on rank {rank}:\n{record.error}", pytrace=False)
-    for aspect in aspects_in(name, rank):
+    for aspect in select_aspects(name, rank):
         difference = first_difference(getattr(expected, aspect), getattr(actual, aspect))
         if difference:
             pytest.fail(f"{name} ({mode}), rank {rank}, {aspect}{difference}", pytrace=False)

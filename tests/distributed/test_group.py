@@ -18,7 +18,7 @@ from tests.distributed.together import find_free_port
 
 @pytest.fixture
 def no_group() -> Iterator[None]:
-    """Without a process group, before the test and after it."""
+    """Destroy the test's process group."""
     assert not dist.is_initialized()
     yield
     if dist.is_initialized():
@@ -31,13 +31,13 @@ def arguments(monkeypatch: pytest.MonkeyPatch, no_group: None) -> TrainingArgume
     return TrainingArguments("out", use_cpu=True, ddp_timeout=5)
 
 
-def libraries(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let torch have these communication libraries."""
+def set_backends(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let torch report these backends as available."""
     monkeypatch.setattr(dist, "is_backend_available", lambda name: name in names)
 
 
 @pytest.mark.parametrize(
-    ("device", "wanted", "backend"),
+    ("device", "requested", "backend"),
     [
         ("cpu", None, "gloo"),
         ("cpu", "gloo", "gloo"),
@@ -49,29 +49,29 @@ def libraries(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     ],
 )
 def test_the_communication_library_fits_the_device(
-    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, backend: str
+    monkeypatch: pytest.MonkeyPatch, device: str, requested: str | None, backend: str
 ) -> None:
-    libraries(monkeypatch, "gloo", "nccl", "mpi", "xccl")
-    assert choose_backend(device, wanted) == backend
+    set_backends(monkeypatch, "gloo", "nccl", "mpi", "xccl")
+    assert choose_backend(device, requested) == backend
 
 
 @pytest.mark.parametrize(
-    ("device", "wanted", "there", "complaint"),
+    ("device", "requested", "available", "complaint"),
     [
         ("cpu", "nccl", ["gloo", "nccl"], "ddp_backend=\"nccl\" connects NVIDIA GPUs, and the device is 'cpu'"),
         ("cuda", None, ["gloo"], '"nccl", which cuda needs, is not in this build of torch .it has gloo'),
         ("cpu", "mpi", ["gloo"], 'ddp_backend="mpi" is not in this build of torch'),
     ],
 )
-def test_a_library_that_does_not_fit_or_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, there: list[str], complaint: str
+def test_unsuitable_and_missing_backends_are_named(
+    monkeypatch: pytest.MonkeyPatch, device: str, requested: str | None, available: list[str], complaint: str
 ) -> None:
-    libraries(monkeypatch, *there)
+    set_backends(monkeypatch, *available)
     with pytest.raises(ValueError, match=complaint):
-        choose_backend(device, wanted)
+        choose_backend(device, requested)
 
 
-def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments_and_needs_no_port(
+def test_arguments_of_a_single_launched_process_create_a_group_without_a_port(
     monkeypatch: pytest.MonkeyPatch, no_group: None
 ) -> None:
     with socket.socket() as other:
@@ -85,7 +85,7 @@ def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments_
     assert gloo._get_backend(torch.device("cpu")).options._timeout == args.ddp_timeout_delta
 
 
-def test_a_group_that_is_up_is_left_alone_if_it_has_the_size_of_the_environments(
+def test_an_existing_group_is_used_if_its_size_matches_the_environment(
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -98,7 +98,7 @@ def test_a_group_that_is_up_is_left_alone_if_it_has_the_size_of_the_environments
         ensure_process_group(arguments)
 
 
-def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_trainer(
+def test_several_processes_without_an_address_are_refused_by_the_trainer(
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
@@ -107,8 +107,8 @@ def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_tra
         Trainer(torch.nn.Linear(1, 1), args)
 
 
-def test_processes_that_end_right_after_a_collective_end_well(tmp_path: Path) -> None:
-    # Python's lock is kept from gloo's threads until the process is about to end.
+def test_processes_can_end_right_after_a_collective(tmp_path: Path) -> None:
+    # Gloo's threads do not get Python's lock before the shutdown.
     script = """
 import sys
 from littrainer import TrainingArguments
@@ -124,7 +124,7 @@ all_reduce_max(2)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 3), (1, 2)], ids=["another does not come", "the first does not come"])
-def test_processes_that_do_not_come_are_waited_for_until_the_timeout(
+def test_the_rendezvous_of_missing_processes_times_out(
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, rank: int, size: int
 ) -> None:
     arguments.ddp_timeout = 1
@@ -135,7 +135,7 @@ def test_processes_that_do_not_come_are_waited_for_until_the_timeout(
         ensure_process_group(arguments)
 
 
-def test_a_port_in_use_is_named_with_what_chooses_another(
+def test_an_error_says_how_to_replace_a_port_in_use(
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as other:

@@ -35,15 +35,13 @@ from littrainer.distributed.launcher import (
         (Launch(2), launcher.GRACE),
     ],
 )
-def test_what_cannot_be_started_is_refused_by_option(
-    monkeypatch: pytest.MonkeyPatch, launch: Launch, complaint: str
-) -> None:
+def test_invalid_options_are_refused(monkeypatch: pytest.MonkeyPatch, launch: Launch, complaint: str) -> None:
     monkeypatch.setenv(launcher.GRACE, "soon")
     with pytest.raises(LaunchError, match=complaint):
         check_launch(launch)
 
 
-def test_a_port_in_use_is_refused_where_it_would_be_opened() -> None:
+def test_a_port_in_use_is_refused_on_the_first_node() -> None:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
@@ -55,7 +53,7 @@ def test_a_port_in_use_is_refused_where_it_would_be_opened() -> None:
         check_launch(Launch(2, nodes=2, node_rank=1, main_address="node-a", main_port=port))
 
 
-def test_agents_of_several_machines_meet_at_the_first_one_and_those_of_one_at_a_free_port() -> None:
+def test_agents_connect_at_the_first_machine_or_at_a_free_port_of_a_single_machine() -> None:
     several = _get_rendezvous_settings(Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711))
     assert several["rdzv_endpoint"] == "node-a:4711" and several["rdzv_configs"] == {"rank": 1}
     without_port = Launch(4, nodes=2, main_address="node-a")
@@ -64,21 +62,21 @@ def test_agents_of_several_machines_meet_at_the_first_one_and_those_of_one_at_a_
     assert _get_rendezvous_settings(Launch(4, main_port=4711))["rdzv_endpoint"] == "127.0.0.1:4711"
 
 
-def failure(rank: int, exitcode: int, file: Path, **report: Any) -> ProcessFailure:
+def make_failure(rank: int, exitcode: int, file: Path, **report: Any) -> ProcessFailure:
     if report:
         file.write_text(json.dumps(report))
     return ProcessFailure(local_rank=rank, pid=100 + rank, exitcode=exitcode, error_file=str(file))
 
 
-def reported(message: str, timestamp: int) -> dict[str, Any]:
+def make_report(message: str, timestamp: int) -> dict[str, Any]:
     return {"message": message, "extraInfo": {"timestamp": str(timestamp)}}
 
 
-def test_the_cause_is_named_and_not_what_followed_from_it(tmp_path: Path) -> None:
+def test_the_root_cause_is_named_and_not_its_consequences(tmp_path: Path) -> None:
     failures = {
-        0: failure(0, 1, tmp_path / "0", message=reported("LostProcess: 2 failed", 10), is_consequence=True),
-        1: failure(1, -15, tmp_path / "1"),
-        2: failure(2, 1, tmp_path / "2", message=reported("ValueError:\n sample 17", 11), is_consequence=False),
+        0: make_failure(0, 1, tmp_path / "0", message=make_report("LostProcess: 2 failed", 10), is_consequence=True),
+        1: make_failure(1, -15, tmp_path / "1"),
+        2: make_failure(2, 1, tmp_path / "2", message=make_report("ValueError:\n sample 17", 11), is_consequence=False),
     }
     rank, cause = _root_cause(failures)
     assert _describe_failure(rank, Launch(3), cause) == (
@@ -86,32 +84,30 @@ def test_the_cause_is_named_and_not_what_followed_from_it(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize(("given", "outside", "seconds"), [(None, None, 600), (None, "45", 45), (7, "45", 7)])
-def test_processes_that_are_told_to_end_have_time_to_save_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, given: int | None, outside: str | None, seconds: int
+@pytest.mark.parametrize(("grace", "variable", "seconds"), [(None, None, 600), (None, "45", 45), (7, "45", 7)])
+def test_processes_have_time_to_save_a_checkpoint_after_a_signal(
+    monkeypatch: pytest.MonkeyPatch, grace: int | None, variable: str | None, seconds: int
 ) -> None:
     for name in (launcher.THREADS, launcher.GRACE):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv(launcher.AGENT_LOG_LEVEL, "ERROR")
-    monkeypatch.setenv(launcher.GRACE, outside or "")
-    seen: list[Any] = []
+    monkeypatch.setenv(launcher.GRACE, variable or "")
+    timeouts: list[Any] = []
 
     def start(config: LaunchConfig, program: str) -> Any:
-        seen.append((config.shutdown_timeout, os.environ[launcher.GRACE]))
-        return lambda *words: None
+        timeouts.append((config.shutdown_timeout, os.environ[launcher.GRACE]))
+        return lambda *arguments: None
 
     monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
-    assert launcher.run_processes(Launch(2, grace_seconds=given), ["python"]) == 0
-    assert seen == [(seconds, str(seconds))]
+    assert launcher.run_processes(Launch(2, grace_seconds=grace), ["python"]) == 0
+    assert timeouts == [(seconds, str(seconds))]
 
 
-def test_a_process_that_a_hang_ends_has_half_a_minute_to_end_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_has_some_time_to_end_after_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "MIN_ENDING_TIMEOUT_S", 2.0)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        (tmp_path / f"ending-{process.pid}").touch()
+        (tmp_path / f"hung-{process.pid}").touch()
         with launcher._end_processes_without_heartbeat(tmp_path, 0.1) as ended:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1)
-            assert process.wait(30) and ended[process.pid].startswith("has not answered for 2 s")
+            assert process.wait(30) and ended[process.pid].startswith("has not responded for 2 s")

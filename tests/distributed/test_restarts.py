@@ -1,4 +1,4 @@
-"""`littrainer run --restarts --hang-timeout`: real processes that die, stop, raise or hang; more in faults/chaos.py."""
+"""`littrainer run --restarts --hang-timeout` with processes that are killed, stop, raise or hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.faults.chaos import REPOSITORY, Schedule
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
 
-WATCHED = ("--restarts", "2", "--hang-timeout", "4")
+WITH_RESTARTS = ("--restarts", "2", "--hang-timeout", "4")
 
 
 def run_in(folder: Path, schedule: Schedule) -> subprocess.CompletedProcess[str]:
@@ -25,22 +25,22 @@ def run_in(folder: Path, schedule: Schedule) -> subprocess.CompletedProcess[str]
     return run("-m", "littrainer", *schedule.words(folder), cwd=REPOSITORY)
 
 
-def test_after_a_process_is_killed_the_training_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_after_a_process_is_killed_the_training_resumes_its_newest_checkpoint(tmp_path: Path) -> None:
     done = run_in(tmp_path / "a", Schedule("2", [(1, 1, 5, "kill")]))
     assert done.returncode == 0, done.stderr
     assert "process 1 of 2 (local rank 1, pid" in done.stderr and "was ended by SIGKILL" in done.stderr
     assert f"goes on from the checkpoint {tmp_path / 'a' / 'run' / 'checkpoint-3'}" in done.stderr
 
 
-def test_a_process_that_is_stopped_is_ended_and_started_again(tmp_path: Path) -> None:
-    done = run_in(tmp_path / "a", Schedule("1", [(1, 0, 5, "stop")], options=WATCHED))
+def test_a_stopped_process_is_ended_and_restarted(tmp_path: Path) -> None:
+    done = run_in(tmp_path / "a", Schedule("1", [(1, 0, 5, "stop")], options=WITH_RESTARTS))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"pid \d+ has not answered for 4 s \(--hang-timeout\) and was ended", done.stderr)
-    # It wrote where it stood before it ended, at most some calls after it went on.
+    assert re.search(r"pid \d+ has not responded for 4 s \(--hang-timeout\) and was ended", done.stderr)
+    # The process continued to write its stacks.
     assert "faulty_run.py" in (tmp_path / "a" / "run" / STACKS_NAME).read_text()
 
 
-def test_an_error_that_comes_again_at_the_same_step_ends_the_run_with_it(tmp_path: Path) -> None:
+def test_an_error_that_repeats_at_the_same_step_ends_the_run(tmp_path: Path) -> None:
     faults = [(start, 0, 5, "raise the same") for start in (1, 2, 3)]
     done = run_in(tmp_path / "a", Schedule("1", faults))
     assert done.returncode == 1
@@ -59,7 +59,7 @@ if not child.exists():
     parent = os.getpid()
     number = os.fork()
     if not number:
-        # As a loader process, it looks from time to time for its parent, and is stopped before it can.
+        # Like a loader process, it polls for its parent, and is stopped before.
         os.kill(os.getpid(), signal.SIGSTOP)
         while os.getppid() == parent:
             time.sleep(0.1)
@@ -70,18 +70,18 @@ if not child.exists():
 """
 
 
-def test_a_text_that_utf_8_cannot_write_and_a_stopped_child_do_not_hinder_a_restart(tmp_path: Path) -> None:
+def test_invalid_utf_8_in_an_error_and_a_stopped_child_do_not_prevent_a_restart(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILS_ONCE)
     done = run("-m", "littrainer", "run", "--devices", "1", "--restarts", "1", "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ended with status 1: RuntimeError: cannot decode c\\udce9.wav" in done.stderr
-    number, until = int((tmp_path / "child").read_text()), time.monotonic() + 5
-    while is_running(number) and time.monotonic() < until:
+    pid, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not is_running(number)
+    assert not is_running(pid)
 
 
-def test_of_a_hang_in_one_process_the_file_has_the_stacks_of_all(tmp_path: Path) -> None:
+def test_the_file_of_a_hang_has_the_stacks_of_all_processes(tmp_path: Path) -> None:
     done = run_in(tmp_path / "a", Schedule("2", [(1, 1, 5, "hang")], options=("--hang-timeout", "5")))
     assert done.returncode == 1
     first, second = (tmp_path / "a" / "run" / STACKS_NAME).read_text().split("---- process 1 ----")
@@ -102,7 +102,7 @@ def unpicklable(samples):
 
 
 def main():
-    # What the worker cannot send, the training waits for.
+    # The worker cannot send the batch, so the training waits.
     args = TrainingArguments("out", dataloader_num_workers=1, hang_timeout=2, **QUIET_RUN)
     Trainer(VectorClassifier(), args, train_dataset=Rows(vector_rows(8)), data_collator=unpicklable).train()
 
@@ -112,13 +112,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_data_loader_that_waits_for_ever_ends_a_plain_script_with_an_error(tmp_path: Path) -> None:
+def test_a_hanging_data_loader_ends_a_plain_script_with_an_error(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LOADER)
     start = f"import runpy, sys; sys.path.append({str(REPOSITORY)!r}); runpy.run_path('script.py', run_name='__main__')"
     done = run("-c", start, cwd=tmp_path)
     assert done.returncode == 1
     assert "HangError: Training has not moved for 2 s (hang_timeout), at optimizer step 0 of 6" in done.stderr
-    told = (tmp_path / "out" / STACKS_NAME).read_text()
-    # Where the training waits, and where its worker does.
-    assert "in _try_get_data" in told and "in _worker_loop" in told
-    assert "No micro-batch has been read." in told
+    stacks = (tmp_path / "out" / STACKS_NAME).read_text()
+    assert "in _try_get_data" in stacks and "in _worker_loop" in stacks
+    assert "No micro-batch has been read." in stacks

@@ -1,4 +1,4 @@
-"""Real starts of two processes, in the ways in which scripts are started."""
+"""Scripts in two processes, started in different ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.distributed.together import find_free_port
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
 
 
-def facts_of_both(folder: Path) -> list[dict[str, Any]]:
+def read_facts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"facts{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -37,12 +37,12 @@ def expected(rank: int, *argv: str) -> dict[str, Any]:
     }
 
 
-def test_processes_of_littrainer_run_work_together_from_their_arguments_on_and_an_error_names_its_process(
+def test_processes_of_littrainer_run_are_connected_by_their_arguments_and_an_error_names_its_process(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "script.py").write_text(FACTS)
     done = run("-m", "littrainer", "run", "--devices", "2", "script.py", "accelerate", "fail", cwd=tmp_path)
-    for rank, facts in enumerate(facts_of_both(tmp_path)):
+    for rank, facts in enumerate(read_facts(tmp_path)):
         assert facts.pop("state") == [2, rank, "DistributedType.MULTI_CPU"]
         assert facts == expected(rank, "script.py", "accelerate", "fail")
     assert done.returncode == 1
@@ -53,7 +53,7 @@ def test_processes_of_littrainer_run_work_together_from_their_arguments_on_and_a
     )
 
 
-def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_that_names_it(tmp_path: Path) -> None:
+def test_killing_a_process_ends_the_other_with_an_error_that_names_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TRAINING)
     (first, output), (second, _) = run_by_hand(script, str(tmp_path / "out"))
@@ -63,7 +63,7 @@ def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_th
 
 
 @pytest.mark.parametrize("arguments", [[], ["state first"]], ids=["by ours", "by the script"])
-def test_processes_that_a_script_starts_by_itself_train_whoever_makes_accelerates_state(
+def test_processes_that_a_script_starts_can_train_with_any_origin_of_the_state_of_accelerate(
     tmp_path: Path, arguments: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(SPAWNING)

@@ -1,4 +1,4 @@
-"""Two processes that compute each layer together train as one does alone."""
+"""Tensor parallelism in several processes has the results of a single process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.distributed.tensor_parallel_process import (
     EVALUATED_ROWS,
     curve,
     llama,
-    planned_trainer,
-    replicas,
-    trainer_of,
+    make_planned_trainer,
+    make_trainer,
+    train_replicas,
 )
 from tests.distributed.together import run_in_processes
 from tests.scenarios.once_per_session import carried_out_once
@@ -29,115 +29,119 @@ CURVES = [name for name in CHECKS if name not in ("loaded split", "streamed")]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one process has trained alone and two have together; they are started once for all tests."""
+    """Return the folder of trainings in a single process and in two."""
 
     def run(folder: Path) -> None:
-        for name in ("alone", "together"):
+        for name in ("single", "pair"):
             (folder / name).mkdir()
-        run_in_processes(tensor_parallel_process.__name__, folder / "together")
-        tensor_parallel_process.main(folder / "alone")
+        run_in_processes(tensor_parallel_process.__name__, folder / "pair")
+        tensor_parallel_process.main(folder / "single")
 
-    return carried_out_once(tmp_path_factory, "computing-together", run)
+    return carried_out_once(tmp_path_factory, "tensor-parallel", run)
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[dict[str, Any]]:
-    """What was found alone, and in each of the two processes."""
-    files = [folder / "alone" / "0.pickle", *(folder / "together" / f"{rank}.pickle" for rank in range(2))]
+def results(folder: Path) -> list[dict[str, Any]]:
+    """Return the results of a single process, and of each of two processes."""
+    files = [folder / "single" / "0.pickle", *(folder / "pair" / f"{rank}.pickle" for rank in range(2))]
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def assert_equal_curves(curves: list[Any]) -> None:
-    alone, *together = (np.array(one) for one in curves)
-    assert alone.shape == (4, 2)
-    for one in together:
-        assert np.abs(one - alone).max() < TOLERANCE
+    first, *others = map(np.array, curves)
+    assert first.shape == (4, 2)
+    for values in others:
+        assert np.abs(values - first).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_losses_and_gradient_norms_are_those_of_one_process(found: list[dict[str, Any]], name: str) -> None:
-    assert_equal_curves([one[name]["curve"] if name == "by plan" else one[name] for one in found])
+def test_losses_and_gradient_norms_equal_those_of_a_single_process(results: list[dict[str, Any]], name: str) -> None:
+    assert_equal_curves([result[name]["curve"] if name == "by plan" else result[name] for result in results])
 
 
-def test_the_layers_of_the_plan_are_split_and_the_two_processes_count_as_one(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["by plan"] for one in found)
-    assert (alone["split"], alone["sizes"]) == ([], (1, 1))
-    for one in together:
-        assert len(one["split"]) == 16 and not any("norm" in name for name in one["split"])
-        assert one["sizes"] == (2, 1)
+def test_the_layers_of_the_plan_are_sharded_and_the_processes_count_once(results: list[dict[str, Any]]) -> None:
+    single, *pair = (result["by plan"] for result in results)
+    assert (single["split"], single["sizes"]) == ([], (1, 1))
+    for result in pair:
+        assert len(result["split"]) == 16 and not any("norm" in name for name in result["split"])
+        assert result["sizes"] == (2, 1)
         for name in ("total batch", "tokens", "flos"):
-            assert one[name] == alone[name]
+            assert result[name] == single[name]
 
 
-def test_evaluations_count_each_sample_once(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["by plan"] for one in found)
-    for one in together:
-        assert one["metrics"]["eval_rows"] == EVALUATED_ROWS
-        assert one["metrics"] == pytest.approx(alone["metrics"], rel=TOLERANCE)
-        assert one["predictions"].shape == alone["predictions"].shape
-        assert np.allclose(one["predictions"], alone["predictions"], atol=TOLERANCE)
-    # A metric that is summed over processes.
-    alone, *together = (one["streamed"] for one in found)
-    assert together == [pytest.approx(alone)] * 2
+def test_evaluations_count_each_sample_once(results: list[dict[str, Any]]) -> None:
+    single, *pair = (result["by plan"] for result in results)
+    for result in pair:
+        assert result["metrics"]["eval_rows"] == EVALUATED_ROWS
+        assert result["metrics"] == pytest.approx(single["metrics"], rel=TOLERANCE)
+        assert result["predictions"].shape == single["predictions"].shape
+        assert np.allclose(result["predictions"], single["predictions"], atol=TOLERANCE)
+    single, *pair = (result["streamed"] for result in results)
+    assert pair == [pytest.approx(single)] * 2
 
 
-def test_generation_is_that_of_one_process_and_a_resumed_training_goes_on(found: list[dict[str, Any]]) -> None:
-    assert len({str(one["by plan"]["generated"]) for one in found}) == 1
-    for one in found:
-        assert np.abs(np.array(one["by plan"]["resumed"]) - np.array(one["by plan"]["curve"])).max() < TOLERANCE
+def test_generation_and_a_resumed_training_equal_those_of_a_single_process(
+    results: list[dict[str, Any]],
+) -> None:
+    assert len({str(result["by plan"]["generated"]) for result in results}) == 1
+    for result in results:
+        resumed, uninterrupted = (np.array(result["by plan"][name]) for name in ("resumed", "curve"))
+        assert np.abs(resumed - uninterrupted).max() < TOLERANCE
 
 
-def test_saved_models_are_whole(folder: Path) -> None:
+def test_saved_models_are_complete(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    for place in ("by-plan/saved", "by-plan/run/checkpoint-4"):
-        alone, together = (
-            AutoModelForCausalLM.from_pretrained(folder / name / place).state_dict() for name in ("alone", "together")
+    for path in ("by-plan/saved", "by-plan/run/checkpoint-4"):
+        single, pair = (
+            AutoModelForCausalLM.from_pretrained(folder / name / path).state_dict() for name in ("single", "pair")
         )
-        assert set(alone) == set(together)
-        for name, weights in alone.items():
-            # Adam divides by the size of a gradient, so that one near 0 moves a weight by what it was rounded to.
-            torch.testing.assert_close(together[name], weights, rtol=0, atol=1e-4)
+        assert set(single) == set(pair)
+        for name, weights in single.items():
+            # Adam amplifies rounding of gradients near 0.
+            torch.testing.assert_close(pair[name], weights, rtol=0, atol=1e-4)
 
 
-def test_one_process_resumes_what_two_have_saved(folder: Path, found: list[dict[str, Any]], tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, llama())
-    trainer.train(resume_from_checkpoint=str(folder / "together" / "by-plan" / "run" / "checkpoint-2"))
-    assert_equal_curves([found[0]["by plan"]["curve"], curve(trainer)])
-
-
-def test_one_process_resumes_where_parameters_of_a_group_were_split_and_others_whole(
-    folder: Path, found: list[dict[str, Any]], tmp_path: Path
+def test_a_single_process_resumes_a_checkpoint_of_two(
+    folder: Path, results: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    checkpoints = [folder / name / "plain-module" / "checkpoint-2" for name in ("alone", "together")]
-    alone, together = (torch.load(one / "optimizer.pt", weights_only=True) for one in checkpoints)
-    assert together["param_groups"] == alone["param_groups"]
-    for number, entries in alone["state"].items():
-        for entry, value in entries.items():
-            torch.testing.assert_close(together["state"][number][entry], value, rtol=0, atol=TOLERANCE)
-    trainer = planned_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, llama())
+    trainer.train(resume_from_checkpoint=str(folder / "pair" / "by-plan" / "run" / "checkpoint-2"))
+    assert_equal_curves([results[0]["by plan"]["curve"], curve(trainer)])
+
+
+def test_a_single_process_resumes_groups_with_sharded_and_replicated_parameters(
+    folder: Path, results: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    checkpoints = [folder / name / "plain-module" / "checkpoint-2" for name in ("single", "pair")]
+    single, pair = (torch.load(checkpoint / "optimizer.pt", weights_only=True) for checkpoint in checkpoints)
+    assert pair["param_groups"] == single["param_groups"]
+    for param_id, entries in single["state"].items():
+        for key, value in entries.items():
+            torch.testing.assert_close(pair["state"][param_id][key], value, rtol=0, atol=TOLERANCE)
+    trainer = make_planned_trainer(tmp_path)
     trainer.train(resume_from_checkpoint=str(checkpoints[1]))
-    # The dropout of another number of processes draws other numbers.
-    assert curve(trainer)[:2] == found[1]["plain module"][:2] and len(curve(trainer)) == 4
+    # Dropout depends on the number of processes.
+    assert curve(trainer)[:2] == results[1]["plain module"][:2] and len(curve(trainer)) == 4
 
 
-def test_a_model_that_transformers_has_split_computes_and_trains_the_same(found: list[dict[str, Any]]) -> None:
-    alone, *together = (one["loaded split"] for one in found)
-    assert_equal_curves([one["loaded split"]["curve"] for one in found])
-    for one in together:
-        assert one["sizes"] == (2, 1)
-        assert one["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
-        assert np.allclose(one["gradient"], alone["gradient"], atol=TOLERANCE)
-    # Split by transformers or by its plan here: the same slices, and the same training.
+def test_a_model_that_transformers_has_sharded_has_the_same_results(results: list[dict[str, Any]]) -> None:
+    single, *pair = (result["loaded split"] for result in results)
+    assert_equal_curves([result["loaded split"]["curve"] for result in results])
+    for result in pair:
+        assert result["sizes"] == (2, 1)
+        assert result["loss"] == pytest.approx(single["loss"], abs=TOLERANCE)
+        assert np.allclose(result["gradient"], single["gradient"], atol=TOLERANCE)
+    # Sharding by transformers and by the plan is the same.
     for rank in (1, 2):
-        assert_equal_curves([found[rank]["by plan"]["curve"], found[rank]["loaded split"]["curve"]])
+        assert_equal_curves([results[rank]["by plan"]["curve"], results[rank]["loaded split"]["curve"]])
 
 
-def test_four_processes_train_two_copies_of_a_split_model_as_one_process_and_resume_exactly(tmp_path: Path) -> None:
+def test_four_processes_train_two_replicas_of_a_sharded_model_and_resume_exactly(tmp_path: Path) -> None:
     run_in_processes(tensor_parallel_process.__name__, tmp_path, processes=4)
-    alone = replicas(tmp_path / "alone")
+    single = train_replicas(tmp_path / "single")
     for rank in range(4):
-        one = pickle.loads((tmp_path / f"{rank}.pickle").read_bytes())["replicas"]
-        assert np.abs(np.array(one["curve"]) - np.array(alone["curve"])).max() < TOLERANCE
-        assert np.abs(np.array(one["resumed"]) - np.array(one["curve"])).max() < TOLERANCE
-        assert (len(one["curve"]), one["rows"]) == (3, EVALUATED_ROWS)
+        result = pickle.loads((tmp_path / f"{rank}.pickle").read_bytes())["replicas"]
+        assert np.abs(np.array(result["curve"]) - np.array(single["curve"])).max() < TOLERANCE
+        assert np.abs(np.array(result["resumed"]) - np.array(result["curve"])).max() < TOLERANCE
+        assert (len(result["curve"]), result["rows"]) == (3, EVALUATED_ROWS)

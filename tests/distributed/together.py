@@ -1,4 +1,4 @@
-"""Two processes of a test, started at once, waited for, and never left behind."""
+"""Start of a test's processes, and the wait for their end."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 PROCESSES = 2
-# In which the others may still say what the end of one means to them.
-SECONDS_AFTER_A_FAILURE = 10.0
-SHOWN_CHARACTERS = 4000
-# Below those that the system hands out, of which one that is free may be taken before the processes come to use it.
-OWN_PORTS = range(21000, 31000)
+# Time for the other processes to report a failure.
+FAILURE_TIMEOUT_S = 10.0
+MAX_LOG_CHARACTERS = 4000
+# Below the system's ephemeral ports, which others may get before the processes bind.
+PORTS = range(21000, 31000)
 
 
 def find_free_port() -> int:
-    """A port of this machine that nobody uses, nor gets by chance while the processes start."""
+    """Return a free port of this machine that is no ephemeral port."""
     while True:
-        port = random.SystemRandom().choice(OWN_PORTS)
+        port = random.SystemRandom().choice(PORTS)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -40,31 +40,31 @@ def find_free_port() -> int:
 
 
 def wait_for_processes(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path], limit_seconds: float) -> None:
-    """Wait until all processes have ended; when one fails, or time is up, the others are killed soon after.
+    """Wait deadline all processes have ended; kill the others soon after a failure or the timeout.
 
     Parameters:
-        logs: what each process writes to, in the order of the processes.
+        logs: log files in the order of the processes.
 
     Raises:
-        AssertionError: a process has failed, or not ended in time; shows the statuses and the ends of all logs.
+        AssertionError: a process has failed or timed out; the message has statuses and ends of logs.
     """
-    until = time.monotonic() + limit_seconds
+    deadline = time.monotonic() + limit_seconds
     failed = False
     try:
         statuses = [process.poll() for process in processes]
-        while time.monotonic() < until and None in statuses:
+        while time.monotonic() < deadline and None in statuses:
             if not failed and any(statuses):
                 failed = True
-                until = min(until, time.monotonic() + SECONDS_AFTER_A_FAILURE)
+                deadline = min(deadline, time.monotonic() + FAILURE_TIMEOUT_S)
             time.sleep(0.05)
             statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    tails = [f"{log.name}:\n{log.read_text(encoding='utf-8', errors='replace')[-SHOWN_CHARACTERS:]}" for log in logs]
+    tails = [f"{log.name}:\n{log.read_text(encoding='utf-8', errors='replace')[-MAX_LOG_CHARACTERS:]}" for log in logs]
     assert statuses == [0] * len(statuses), "\n".join(
-        [f"Statuses {statuses} (None: killed while it went on, limit {limit_seconds:g} s).", *tails]
+        [f"Statuses {statuses} (None: killed while running, limit {limit_seconds:g} s).", *tails]
     )
 
 
@@ -73,51 +73,49 @@ def start_processes(
     folder: Path,
     label: str = "",
     processes: int = PROCESSES,
-    are_told_where_to_meet: bool = True,
+    has_rendezvous: bool = True,
     environment: dict[str, str] | None = None,
 ) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
-    """Start processes as a launcher would, and return them with the files of what they write on stderr.
+    """Start processes like a launcher, and return them with their log files (stderr).
 
     Parameters:
-        label: each writes to `outLABELRANK` and `logLABELRANK` in the folder.
-        are_told_where_to_meet: as by launchers; else they bring their process groups up by themselves.
-        environment: by default that of other runs.
+        label: part of the names `outLABELRANK` and `logLABELRANK` in the folder.
+        has_rendezvous: set address and port; else the processes initialize their groups themselves.
+        environment: variables; default: those of other runs.
     """
     shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    if are_told_where_to_meet:
+    if has_rendezvous:
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     started = []
     logs = [folder / f"log{label}{rank}" for rank in range(processes)]
     for rank, file in enumerate(logs):
-        own = {**(environment or environment_of_runs()), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        variables = {**(environment or environment_of_runs()), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with (folder / f"out{label}{rank}").open("w") as out, file.open("w") as log:
-            started.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=out, stderr=log))
+            started.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=out, stderr=log))
     return started, logs
 
 
-def run_in_processes(
-    module: str, folder: Path, are_told_where_to_meet: bool = True, processes: int = PROCESSES
-) -> None:
-    """Run a module in two processes or more as a launcher would, with the folder as its argument.
+def run_in_processes(module: str, folder: Path, has_rendezvous: bool = True, processes: int = PROCESSES) -> None:
+    """Run a module in several processes like a launcher, with the folder as its argument.
 
     Raises:
-        AssertionError: as `wait_for_processes`.
+        AssertionError: as in `wait_for_processes`.
     """
     command = [sys.executable, "-m", module, str(folder)]
-    started, logs = start_processes(command, folder, "", processes, are_told_where_to_meet)
+    started, logs = start_processes(command, folder, "", processes, has_rendezvous)
     wait_for_processes(started, logs, LONGEST_WAIT_SECONDS)
 
 
 def read_results(folder: Path) -> list[Any]:
-    """What each process has found and written to `RANK.pickle`."""
+    """Return the results that each process has written to `RANK.pickle`."""
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
 
 
 def run_once_in_processes(factory: pytest.TempPathFactory, name: str, module: str) -> tuple[Path, list[Any]]:
-    """The folder in which two processes of a module have run once for all tests, and what each of them found.
+    """Run a module in two processes, once for all tests; return the folder and the results.
 
     Parameters:
-        factory, name: as for `carried_out_once`.
+        factory, name: as in `carried_out_once`.
     """
     folder = carried_out_once(factory, name, functools.partial(run_in_processes, module))
     return folder, read_results(folder)

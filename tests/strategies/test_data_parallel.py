@@ -1,5 +1,4 @@
-"""From the ddp_ arguments to the keywords of Lightning's DDPStrategy. What they change in two processes is tested in
-tests/distributed/test_data_parallel.py."""
+"""The ddp_ arguments as keywords of Lightning's DDPStrategy."""
 
 from __future__ import annotations
 
@@ -42,14 +41,14 @@ def test_arguments_that_are_not_set_leave_torchs_defaults(tmp_path: Path) -> Non
     assert set(get_ddp_keywords(quiet_arguments(tmp_path), VectorClassifier())) == {"find_unused_parameters", "timeout"}
 
 
-def test_unused_parameters_are_looked_for_unless_a_transformers_model_recomputes_activations(tmp_path: Path) -> None:
-    def looks(model: Any, **changes: Any) -> bool:
+def test_ddp_finds_unused_parameters_unless_a_transformers_model_checkpoints_activations(tmp_path: Path) -> None:
+    def finds_unused(model: Any, **changes: Any) -> bool:
         return get_ddp_keywords(quiet_arguments(tmp_path, **changes), model)["find_unused_parameters"]
 
-    assert looks(VectorClassifier())
-    assert looks(tiny_gpt2())
-    assert not looks(tiny_gpt2(), activation_checkpointing=True)
+    assert finds_unused(VectorClassifier())
+    assert finds_unused(tiny_gpt2())
+    assert not finds_unused(tiny_gpt2(), activation_checkpointing=True)
     recomputing = tiny_gpt2()
     recomputing.gradient_checkpointing_enable()
-    assert not looks(recomputing)
-    assert looks(recomputing, ddp_find_unused_parameters=True)
+    assert not finds_unused(recomputing)
+    assert finds_unused(recomputing, ddp_find_unused_parameters=True)

@@ -1,4 +1,4 @@
-"""Averages of gradients over processes; here there is one, which plays the others too."""
+"""Averages of gradients over processes, with a simulated second process."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from littrainer.strategies.model_parallel import all_reduce_gradients
 
 
 @pytest.fixture
-def others(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the other process gives: for each parameter whether it has a gradient, then its half of each mean."""
-    given: list[torch.Tensor] = []
+def peer_tensors(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Return the second process's tensors: whether each parameter has a gradient, then its half of each mean."""
+    tensors: list[torch.Tensor] = []
 
     def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, **_: Any) -> Any:
-        other = given.pop(0)
-        tensor.copy_(torch.maximum(tensor, other) if op == dist.ReduceOp.MAX else tensor + other)
+        peer_tensor = tensors.pop(0)
+        tensor.copy_(torch.maximum(tensor, peer_tensor) if op == dist.ReduceOp.MAX else tensor + peer_tensor)
         return SimpleNamespace(wait=lambda: None)
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
-    return given
+    return tensors
 
 
-def averaged(*gradients: float | None) -> list[float | None]:
-    """Gradients of parameters with one number, averaged."""
+def average(*gradients: float | None) -> list[float | None]:
+    """Average the gradients of parameters with a single element."""
     parameters = [nn.Parameter(torch.zeros(1)) for _ in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = None if gradient is None else torch.tensor([gradient])
     all_reduce_gradients(parameters, None)
-    return [None if one.grad is None else one.grad.item() for one in parameters]
+    return [None if parameter.grad is None else parameter.grad.item() for parameter in parameters]
 
 
-def test_a_parameter_that_one_process_left_out_counts_as_zero_there_and_one_that_all_did_has_no_gradient(
-    others: list[torch.Tensor],
+def test_missing_gradients_count_as_zero_unless_all_processes_miss_them(
+    peer_tensors: list[torch.Tensor],
 ) -> None:
-    others += [torch.tensor([1, 0, 0], dtype=torch.int32), torch.tensor([2.0]), torch.zeros(1), torch.zeros(1)]
-    assert averaged(None, None, 6.0) == [2.0, None, 3.0]
+    peer_tensors += [torch.tensor([1, 0, 0], dtype=torch.int32), torch.tensor([2.0]), torch.zeros(1), torch.zeros(1)]
+    assert average(None, None, 6.0) == [2.0, None, 3.0]

@@ -23,21 +23,21 @@ def test_naming_a_backend_or_a_mode_compiles_with_them(tmp_path: Path) -> None:
 
 def test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved(tmp_path: Path) -> None:
     model = VectorClassifier()
-    called: list[Any] = []
+    calls: list[Any] = []
 
-    def compute_loss(trainer: Any, called_model: Any, inputs: Any, **_: Any) -> Any:
-        called.append(called_model)
-        return called_model(**inputs)["loss"]
+    def compute_loss(trainer: Any, model: Any, inputs: Any, **_: Any) -> Any:
+        calls.append(model)
+        return model(**inputs)["loss"]
 
     trainer = quiet_trainer(tmp_path, model, save_strategy="steps", save_steps=1, **COMPILED)
     trainer.compute_loss = compute_loss.__get__(trainer)  # type: ignore[method-assign]
     trainer.train()
-    assert [is_compiled(one) for one in called] == [True]
-    assert trainer.model is model and trainer.model_wrapped is called[0]
+    assert [is_compiled(module) for module in calls] == [True]
+    assert trainer.model is model and trainer.model_wrapped is calls[0]
     assert set(load_file(tmp_path / "checkpoint-1" / "model.safetensors")) == set(model.state_dict())
 
 
-def test_a_second_training_compiles_nothing_anew(tmp_path: Path) -> None:
+def test_a_second_training_does_not_compile_again(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, **COMPILED)
     trainer.train()
     first = trainer.model_wrapped

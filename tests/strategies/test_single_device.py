@@ -12,7 +12,7 @@ from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 from tests.scenarios.models import VectorClassifier
 
-# Stands for a GPU: what is moved there loses its values.
+# A simulated GPU without values.
 GPU = torch.device("meta")
 
 
@@ -38,7 +38,7 @@ class Module(pl.LightningModule):
     ("kind", "place"),
     [(ResidentSingleDeviceStrategy, {"device": GPU}), (ResidentDDPStrategy, {"parallel_devices": [GPU]})],
 )
-def test_a_model_that_a_device_map_has_spread_is_not_moved(
+def test_a_model_on_several_devices_is_not_moved(
     kind: Any, place: dict[str, Any], marks: dict[str, Any], device: str
 ) -> None:
     strategy = kind(accelerator=CPUAccelerator(), **place)

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from littrainer.strategies.tensor_parallel import (
-    _ties,
-    _without_ties_that_would_break,
+    _drop_inconsistent_ties,
+    _find_tied_parameters,
     find_layer_styles,
     get_tp_plan,
 )
@@ -20,7 +20,7 @@ def llama(**changes: Any) -> Any:
     return tiny_llama(**{"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, **changes})
 
 
-def test_a_model_without_a_plan_is_refused_with_what_to_do() -> None:
+def test_a_model_without_a_plan_is_refused_with_advice() -> None:
     for model in (VectorClassifier(), tiny_bert_classifier()):
         with pytest.raises(
             ValueError,
@@ -37,7 +37,7 @@ def test_a_model_with_adapters_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "plan", "words"),
+    ("model", "plan", "message"),
     [
         (llama(num_key_value_heads=1), {}, "does not divide the num_key_value_heads=1 of LlamaForCausalLM"),
         (
@@ -52,24 +52,23 @@ def test_a_model_with_adapters_is_refused() -> None:
         (VectorClassifier(), {"norm": "colwise"}, "norm by the style 'colwise', which is for Linear, .* a LayerNorm"),
     ],
 )
-def test_what_cannot_be_split_is_refused_by_name(model: Any, plan: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_indivisible_layers_and_unsuitable_styles_are_refused(model: Any, plan: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         find_layer_styles(model, get_tp_plan(model) if plan is None else plan, PROCESSES)
 
 
-def test_rules_for_layers_that_are_not_there_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_rules_for_absent_layers_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert find_layer_styles(VectorClassifier(), {"inner": "colwise", "outer": "rowwise"}, PROCESSES) == {
         "inner": "colwise"
     }
     assert "layers that VectorClassifier does not have: outer" in caplog.text
 
 
-def test_layers_that_share_a_weight_are_split_alike_or_not_at_all() -> None:
+def test_layers_with_a_shared_weight_are_split_equally_or_not_at_all() -> None:
     model = llama(tie_word_embeddings=True)
-    ties = _ties(model)
+    ties = _find_tied_parameters(model)
     assert ties == [["model.embed_tokens.weight", "lm_head.weight"]]
-    alike = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_rep", "other": "rowwise"}
-    assert _without_ties_that_would_break(alike, ties) == list(alike)
-    for head_alone in ({"lm_head": "colwise_rep"}, {**alike, "model.embed_tokens": "embedding_colwise"}):
-        kept = _without_ties_that_would_break({**head_alone, "other": "rowwise"}, ties)
-        assert kept == ["other"]
+    equal_split = {"model.embed_tokens": "embedding_rowwise", "lm_head": "colwise_rep", "other": "rowwise"}
+    assert _drop_inconsistent_ties(equal_split, ties) == list(equal_split)
+    for unequal_split in ({"lm_head": "colwise_rep"}, {**equal_split, "model.embed_tokens": "embedding_colwise"}):
+        assert _drop_inconsistent_ties({**unequal_split, "other": "rowwise"}, ties) == ["other"]

@@ -1,4 +1,4 @@
-"""Strategies that a user hands over."""
+"""Adaptation of the user's strategies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.distributed.launchers import fake_gpus, set_only
 from tests.scenarios.trainers import quiet_trainer
 
 
-def test_auto_is_what_the_arguments_ask_for(tmp_path: Path) -> None:
+def test_auto_is_the_strategy_for_the_arguments(tmp_path: Path) -> None:
     assert isinstance(adapt_strategy("auto", quiet_trainer(tmp_path)), ResidentSingleDeviceStrategy)
 
 
-@pytest.mark.parametrize("given", ["ddp_spawn", "ddp_notebook", DDPStrategy(start_method="fork")])
-def test_strategies_that_start_processes_are_refused_with_what_to_do(tmp_path: Path, given: Any) -> None:
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook", DDPStrategy(start_method="fork")])
+def test_strategies_that_start_processes_are_refused_with_advice(tmp_path: Path, strategy: Any) -> None:
     with pytest.raises(ValueError, match="littrainer run --devices N"):
-        adapt_strategy(given, quiet_trainer(tmp_path))
+        adapt_strategy(strategy, quiet_trainer(tmp_path))
 
 
 def test_a_strategy_of_deepspeed_is_refused_with_the_argument_to_set(tmp_path: Path) -> None:
@@ -32,22 +32,20 @@ def test_a_strategy_of_deepspeed_is_refused_with_the_argument_to_set(tmp_path: P
         adapt_strategy(DeepSpeedStrategy.__new__(DeepSpeedStrategy), quiet_trainer(tmp_path))
 
 
-def test_a_strategy_of_several_processes_gets_those_that_were_launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Own(DDPStrategy):
+def test_a_parallel_strategy_uses_the_launched_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CustomStrategy(DDPStrategy):
         pass
 
-    trainer, given = quiet_trainer(tmp_path), Own(bucket_cap_mb=3)
+    trainer, strategy = quiet_trainer(tmp_path), CustomStrategy(bucket_cap_mb=3)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
-    fitted = adapt_strategy(given, trainer)
-    assert isinstance(fitted, Own) and isinstance(fitted, ResidentDDPStrategy)
-    assert isinstance(fitted.cluster_environment, LaunchedProcesses)
-    assert (fitted.global_rank, fitted.world_size) == (2, 4)
-    assert fitted._ddp_kwargs == {"bucket_cap_mb": 3}
-    # It may be handed over again, for another training.
-    assert given.cluster_environment is None and type(given) is Own
+    adapted = adapt_strategy(strategy, trainer)
+    assert isinstance(adapted, CustomStrategy) and isinstance(adapted, ResidentDDPStrategy)
+    assert isinstance(adapted.cluster_environment, LaunchedProcesses)
+    assert (adapted.global_rank, adapted.world_size) == (2, 4)
+    assert adapted._ddp_kwargs == {"bucket_cap_mb": 3}
+    # The original can be passed to another training.
+    assert strategy.cluster_environment is None and type(strategy) is CustomStrategy
     assert adapt_strategy("ddp", trainer).world_size == 4
 
 
@@ -73,7 +71,7 @@ def test_ddp_trains_in_a_notebook_as_its_processes_are_running(tmp_path: Path, m
     ],
     ids=["auto", "a name", "an instance", "FSDP", "FSDP version 1"],
 )
-def test_lightning_takes_the_gpu_that_the_arguments_have_found_however_many_are_visible(
+def test_lightning_uses_the_gpu_of_the_arguments_whatever_number_is_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: int, index: int, settings: dict[str, Any]
 ) -> None:
     trainer = quiet_trainer(tmp_path)

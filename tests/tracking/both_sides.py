@@ -1,4 +1,4 @@
-"""The same short training under transformers' Trainer and under ours, reporting to a tracker."""
+"""The same short training with transformers' Trainer and ours, reporting to a tracker."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_arguments
 
 SIDES = ("transformers", "littrainer")
-# Of each run, which pushes nothing; in no tracker's record of it.
+# An argument of each run that trackers must mask.
 HUB_TOKEN = "hf_" + "Tr4ck" * 6
 
-# Metrics that tell how fast the machine was.
-TIMED = ("runtime", "per_second")
+# Suffixes of metrics that depend on the machine's speed.
+TIME_SUFFIXES = ("runtime", "per_second")
 
 
-def names_of(side: str) -> Any:
-    """The module whose Trainer a side has."""
+def get_library(side: str) -> Any:
+    """Return the library of a side."""
     if side == "littrainer":
         return littrainer
     import transformers
@@ -30,9 +30,9 @@ def names_of(side: str) -> Any:
     return transformers
 
 
-def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
-    """A Trainer of eight optimizer steps with three evaluations, logging every second step."""
-    names = names_of(side)
+def make_trainer(side: str, folder: Path, **changes: Any) -> Any:
+    """Return a Trainer of six optimizer steps, with two evaluations, that logs every second step."""
+    library = get_library(side)
     settings = {
         "max_steps": 6,
         "logging_strategy": "steps",
@@ -43,27 +43,26 @@ def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
         "hub_token": HUB_TOKEN,
         **changes,
     }
-    # The weights of a model are drawn when it is made.
     torch.manual_seed(0)
-    given = {name: settings.pop(name) for name in ("callbacks", "model", "model_init") if name in settings}
-    if "model_init" not in given:
-        given.setdefault("model", tiny_bert_classifier())
-    return names.Trainer(
-        args=quiet_arguments(folder, names.TrainingArguments, **settings),
+    keywords = {name: settings.pop(name) for name in ("callbacks", "model", "model_init") if name in settings}
+    if "model_init" not in keywords:
+        keywords.setdefault("model", tiny_bert_classifier())
+    return library.Trainer(
+        args=quiet_arguments(folder, library.TrainingArguments, **settings),
         train_dataset=Rows(token_rows(18, shortest=6, longest=6)),
         eval_dataset=Rows(token_rows(7, shortest=6, longest=6)),
         compute_metrics=accuracy,
-        **given,
+        **keywords,
     )
 
 
-def same_on_both_machines(values: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on how fast the machine was."""
-    return {name: value for name, value in values.items() if not name.endswith(TIMED)}
+def drop_times(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values without metrics that depend on the machine's speed."""
+    return {name: value for name, value in values.items() if not name.endswith(TIME_SUFFIXES)}
 
 
-def assert_token_is_masked(place: Path) -> None:
-    """A tracker's file, or the files below its folder, have the arguments of a run, and not the token among them."""
-    contents = [path.read_bytes() for path in (place, *place.rglob("*")) if path.is_file()]
+def assert_token_is_masked(root: Path) -> None:
+    """Assert that a tracker's file or folder has the arguments of a run, without the token."""
+    contents = [path.read_bytes() for path in (root, *root.rglob("*")) if path.is_file()]
     assert any(b"HUB_TOKEN" in content for content in contents)
     assert not any(HUB_TOKEN.encode() in content for content in contents)

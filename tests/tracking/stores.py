@@ -1,4 +1,4 @@
-"""The four services that the tests run with, each kept to a folder, and what they have there then."""
+"""Local stores of the four services that are installed for tests, and readers of their records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trackio.sqlite_storage import SQLiteStorage
 from tests.scenarios.other_processes import wait_until
 from tests.tracking.wandb_records import WandbRun, read_run
 
-FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
+SERVICES = ["mlflow", "tensorboard", "wandb", "trackio"]
 UNSET = (
     *("WANDB_PROJECT", "WANDB_LOG_MODEL", "WANDB_WATCH", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_ID"),
     *("MLFLOW_RUN_ID", "MLFLOW_TAGS", "MLFLOW_NESTED_RUN", "MLFLOW_FLATTEN_PARAMS"),
@@ -32,7 +32,7 @@ WANDB_FOLDERS = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA
 
 @contextlib.contextmanager
 def redirect_store(folder: Path) -> Iterator[MlflowClient]:
-    """Let all four write below a folder only; gives a client on MLflow's store, whose experiment is `trials`."""
+    """Redirect all services to a folder; yield a client of MLflow's store, whose experiment is `trials`."""
     with pytest.MonkeyPatch.context() as patch, mlflow_store(folder, patch) as client:
         for name in UNSET:
             patch.delenv(name, raising=False)
@@ -40,7 +40,7 @@ def redirect_store(folder: Path) -> Iterator[MlflowClient]:
             patch.setenv(name, str(folder))
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
-        # It reads its environment once in a process, and Trackio when it is imported.
+        # wandb reads the environment once in a process, Trackio at its import.
         wandb.teardown()
         for module in (trackio, utils, sqlite_storage):
             patch.setattr(module, "TRACKIO_DIR", folder / "trackio")
@@ -56,7 +56,7 @@ def redirect_store(folder: Path) -> Iterator[MlflowClient]:
 
 @functools.cache
 def _empty_store() -> bytes:
-    """A store with its tables, which take a second to make."""
+    """Return a store with empty tables, which take a second to create."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mlflow.db")
         MlflowClient(f"sqlite:///{path}").search_experiments()
@@ -65,7 +65,7 @@ def _empty_store() -> bytes:
 
 @contextlib.contextmanager
 def mlflow_store(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    """A client on an empty store in a folder, to which MLflow writes, with the experiment `trials`."""
+    """Redirect MLflow to an empty store in a folder, with the experiment `trials`; yield a client."""
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     patch.setenv("MLFLOW_TRACKING_URI", uri)
     patch.setenv("MLFLOW_EXPERIMENT_NAME", "trials")
@@ -83,26 +83,26 @@ def mlflow_store(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[MlflowClie
         mlflow.set_tracking_uri("")
 
 
-def runs_in(client: MlflowClient) -> list[Any]:
-    """The runs of the experiment, oldest first."""
+def list_runs(client: MlflowClient) -> list[Any]:
+    """Return the runs of the experiment, oldest first."""
     experiment = client.get_experiment_by_name("trials")
     return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
 
 
-def metrics_of(client: MlflowClient, run: Any) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values of each metric; the store keeps one row of equal ones of the same millisecond."""
-    rows = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-    return {name: list(dict.fromkeys((row.step, row.value) for row in found)) for name, found in rows.items()}
+def read_metrics(client: MlflowClient, run: Any) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and values of each metric; the store drops equal rows of the same millisecond."""
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return {name: list(dict.fromkeys((row.step, row.value) for row in rows)) for name, rows in histories.items()}
 
 
 # ---- TensorBoard, Weights & Biases, Trackio --------------------------------------------------------------------------
 
 
 def read_events(folder: Path) -> dict[str, Any]:
-    """Scalars as (step, value) pairs and texts, by tag, over all event files in a folder."""
+    """Return scalars as (step, value) pairs, and texts, by tag, of all event files in a folder."""
     scalars: dict[str, list[tuple[int, float]]] = {}
     texts: dict[str, str] = {}
-    # A file's name ends in a number that counts the files of the process: the tenth comes after the ninth.
+    # The suffix counts the process's files.
     for path in sorted(folder.glob("events.*"), key=lambda path: int(path.suffix.removeprefix("."))):
         events = EventAccumulator(str(path)).Reload()
         for tag in events.Tags()["scalars"]:
@@ -112,28 +112,28 @@ def read_events(folder: Path) -> dict[str, Any]:
     return {"scalars": scalars, "texts": texts}
 
 
-def finished_run() -> WandbRun:
-    """Finish the run and read what it left on the disk, which wandb's service may still be writing."""
+def finish_run() -> WandbRun:
+    """Finish the run, wait for wandb's service to write it, and return its record."""
     folder = Path(wandb.run.settings.sync_dir)
     wandb.finish()
     wait_until(lambda: read_run(folder).exit_code is not None, "wandb's service has written the end of the run")
     return read_run(folder)
 
 
-def ended_runs(folder: Path, *names: str) -> dict[str, WandbRun]:
-    """wandb's runs of these names, and no other, when all of them have ended: its service writes a little later."""
+def wait_for_runs(folder: Path, *names: str) -> dict[str, WandbRun]:
+    """Wait until wandb has written runs of these names, and no others, and return them."""
 
-    def ended() -> dict[str, WandbRun]:
+    def find_ended_runs() -> dict[str, WandbRun]:
         runs = [read_run(path) for path in folder.glob("wandb/offline-run-*")]
         return {run.name: run for run in runs if run.exit_code is not None}
 
-    wait_until(lambda: set(ended()) >= set(names), f"wandb's runs {names} have ended")
-    runs = ended()
+    wait_until(lambda: set(find_ended_runs()) >= set(names), f"wandb's runs {names} have ended")
+    runs = find_ended_runs()
     assert sorted(runs) == sorted(names)
     return runs
 
 
-def rows_of(project: str, run: str) -> list[dict[str, Any]]:
-    """What was logged to a run of Trackio, without what it adds itself."""
+def read_rows(project: str, run: str) -> list[dict[str, Any]]:
+    """Return the logged rows of a Trackio run, without the columns of Trackio."""
     rows = SQLiteStorage.get_logs(project, run)
     return [{name: value for name, value in row.items() if name not in ("timestamp", "step")} for row in rows]

@@ -16,12 +16,12 @@ from littrainer.tracking import TensorBoardCallback
 from littrainer.tracking.lightning_loggers import get_shared_loggers
 from littrainer.tracking.shared_logger import SharedLogger
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
-from tests.tracking.both_sides import trainer_of
+from tests.tracking.both_sides import make_trainer
 from tests.tracking.stores import read_events
 
 
-class NotedLogger(Logger):
-    """Keeps what it is told, and fails for names that begin with `fails`."""
+class RecordingLogger(Logger):
+    """A logger that records its calls, and fails for metrics that begin with `fails`."""
 
     def __init__(self, fails: str | None = None) -> None:
         super().__init__()
@@ -48,29 +48,29 @@ class NotedLogger(Logger):
         self.calls.append(status)
 
 
-# Of the two parameter groups, with weight decay and without.
+# Parameter groups with and without weight decay.
 RATES = ["lr-AdamW/pg1", "lr-AdamW/pg2"]
 LOGGED: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
 
 
 def test_a_logger_gets_hyperparameters_metrics_and_the_end_of_the_run(tmp_path: Path) -> None:
-    noted = NotedLogger()
-    trainer = trainer_of("littrainer", tmp_path, report_to=noted, max_steps=4)
+    recorder = RecordingLogger()
+    trainer = make_trainer("littrainer", tmp_path, report_to=recorder, max_steps=4)
     trainer.train()
-    assert noted.parameters["learning_rate"] == 0.01
-    assert noted.parameters["hidden_size"] == trainer.model.config.hidden_size
-    assert noted.parameters["report_to"] == ["NotedLogger"]
-    losses = [(step, row["train/loss"]) for step, row in noted.rows if "train/loss" in row]
+    assert recorder.parameters["learning_rate"] == 0.01
+    assert recorder.parameters["hidden_size"] == trainer.model.config.hidden_size
+    assert recorder.parameters["report_to"] == ["RecordingLogger"]
+    losses = [(step, row["train/loss"]) for step, row in recorder.rows if "train/loss" in row]
     assert losses == [(row["step"], row["loss"]) for row in trainer.state.log_history if "loss" in row]
-    assert any("eval/accuracy" in row for _, row in noted.rows)
-    assert noted.calls == ["success"]
+    assert any("eval/accuracy" in row for _, row in recorder.rows)
+    assert recorder.calls == ["success"]
     trainer.evaluate()
-    assert "eval/loss" in noted.rows[-1][1]
-    assert noted.calls == ["success", "save"]
+    assert "eval/loss" in recorder.rows[-1][1]
+    assert recorder.calls == ["success", "save"]
 
 
-def test_a_file_of_lightnings_logger_has_all_rows_and_other_loggers_by_their_class(tmp_path: Path) -> None:
-    class Keyed(NotedLogger):
+def test_a_csv_logger_has_all_rows_and_names_other_loggers_by_class(tmp_path: Path) -> None:
+    class WithSecret(RecordingLogger):
         api_key = "very secret"
 
         def __init__(self) -> None:
@@ -78,7 +78,7 @@ def test_a_file_of_lightnings_logger_has_all_rows_and_other_loggers_by_their_cla
             self.key = "very secret"
 
     logger = CSVLogger(str(tmp_path / "csv"), name="run", version="one")
-    lightning = {"logger": [Keyed(), logger], "profiler": "simple", "enable_model_summary": False}
+    lightning = {"logger": [WithSecret(), logger], "profiler": "simple", "enable_model_summary": False}
     trainer = quiet_trainer(tmp_path / "out", lightning=lightning, report_to=[logger], **LOGGED)
     trainer.train()
     trainer.evaluate()
@@ -87,42 +87,42 @@ def test_a_file_of_lightnings_logger_has_all_rows_and_other_loggers_by_their_cla
     assert [row["step"] for row in rows if row["train/loss"]] == ["1", "2"]
     assert [row["step"] for row in rows if row["eval/loss"]] == ["2"]
     text = (tmp_path / "csv/run/one/hparams.yaml").read_text()
-    assert yaml.safe_load(text)["lightning"] == {**lightning, "logger": ["Keyed", "CSVLogger"]}
+    assert yaml.safe_load(text)["lightning"] == {**lightning, "logger": ["WithSecret", "CSVLogger"]}
     assert "very secret" not in text
 
 
-def test_a_training_that_fails_ends_the_run_as_failed(tmp_path: Path) -> None:
-    class Breaks(TrainerCallback):
+def test_a_failed_training_ends_the_run_as_failed(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             raise ZeroDivisionError("broken")
 
-    noted = NotedLogger()
+    recorder = RecordingLogger()
     with pytest.raises(ZeroDivisionError):
-        quiet_trainer(tmp_path, report_to=noted, given={"callbacks": [Breaks()]}).train()
-    assert noted.calls == ["failed"]
+        quiet_trainer(tmp_path, report_to=recorder, given={"callbacks": [Failing()]}).train()
+    assert recorder.calls == ["failed"]
 
 
 @pytest.mark.parametrize("fails", ["train/", "lr-"])
-def test_what_lightnings_callbacks_log_lands_in_the_same_run_and_one_that_fails_is_told_once(
+def test_callbacks_of_lightning_log_to_the_same_run_and_a_failure_is_a_single_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
-    broken, noted = NotedLogger(fails), NotedLogger()
+    broken, recorder = RecordingLogger(fails), RecordingLogger()
     trainer = quiet_trainer(
         tmp_path,
-        report_to=[broken, noted, "tensorboard"],
+        report_to=[broken, recorder, "tensorboard"],
         logging_dir=str(tmp_path / "events"),
         given={"callbacks": [LearningRateMonitor()]},
         **LOGGED,
     )
     with caplog.at_level(logging.WARNING, "littrainer"):
         assert trainer.train().global_step == 2
-    told = [record.getMessage() for record in caplog.records if "Reporting to" in record.getMessage()]
-    assert told == [
-        "Reporting to NotedLogger failed (ConnectionError: the server is gone). Training continues, and nothing more "
-        "is reported there."
+    warnings = [record.getMessage() for record in caplog.records if "Reporting to" in record.getMessage()]
+    assert warnings == [
+        "Reporting to RecordingLogger failed (ConnectionError: the server is gone). Training continues, and nothing "
+        "more is reported there."
     ]
     assert broken.calls == ["failed"]
-    assert [name for _, row in noted.rows for name in row if name.startswith("lr-")] == RATES * 2
+    assert [name for _, row in recorder.rows for name in row if name.startswith("lr-")] == RATES * 2
     scalars = read_events(tmp_path / "events")["scalars"]
     assert [len(scalars[name]) for name in RATES] == [2, 2]
     assert len(list((tmp_path / "events").glob("events.*"))) == 1 and "train/train_loss" in scalars
@@ -150,13 +150,13 @@ def test_a_shared_logger_has_the_version_of_the_first_run() -> None:
     assert SharedLogger(tracker).version == 0
 
 
-def test_arguments_with_loggers_are_copied_with_them_and_written_without(tmp_path: Path) -> None:
-    noted = NotedLogger()
-    args = quiet_arguments(tmp_path, report_to=[noted, "tensorboard"], project="mine")
-    assert TrainingArguments(**args.to_dict()).report_to == [noted, "tensorboard"]
+def test_loggers_in_arguments_are_copied_and_not_saved(tmp_path: Path) -> None:
+    recorder = RecordingLogger()
+    args = quiet_arguments(tmp_path, report_to=[recorder, "tensorboard"], project="mine")
+    assert TrainingArguments(**args.to_dict()).report_to == [recorder, "tensorboard"]
     assert json.loads(args.to_json_string())["report_to"][1] == "tensorboard"
     assert isinstance(args.to_sanitized_dict()["report_to"], str)
-    trainer = quiet_trainer(tmp_path, report_to=noted, max_steps=1)
+    trainer = quiet_trainer(tmp_path, report_to=recorder, max_steps=1)
     trainer.train()
     trainer.save_model(str(tmp_path / "model"))
     assert torch.load(tmp_path / "model/training_args.bin", weights_only=False).report_to == []

@@ -10,7 +10,7 @@ from mlflow.tracking import MlflowClient
 from littrainer import Trainer, TrainerCallback
 from littrainer.tracking import MLflowCallback
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.stores import mlflow_store, runs_in
+from tests.tracking.stores import list_runs, mlflow_store
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowCli
 
 
 @pytest.fixture
-def trained(tmp_path: Path, store: MlflowClient) -> Any:
-    """Trains for a step, and gives the Trainer; `at_step` is called at each one before."""
+def train_at(tmp_path: Path, store: MlflowClient) -> Any:
+    """Return a function that trains, calls `at_step` before each step, and returns the Trainer."""
 
     def train(steps: int = 1, at_step: Any = None, **changes: Any) -> Trainer:
-        class Acts(TrainerCallback):
+        class Acting(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 if at_step is not None:
                     at_step()
 
         logged = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": steps, **changes}
-        trainer = quiet_trainer(tmp_path / "out", report_to="mlflow", given={"callbacks": [Acts()]}, **logged)
+        trainer = quiet_trainer(tmp_path / "out", report_to="mlflow", given={"callbacks": [Acting()]}, **logged)
         trainer.train()
         return trainer
 
@@ -38,65 +38,65 @@ def trained(tmp_path: Path, store: MlflowClient) -> Any:
 
 
 @pytest.mark.parametrize(("error", "status"), [(ZeroDivisionError, "FAILED"), (KeyboardInterrupt, "KILLED")])
-def test_a_training_that_fails_leaves_a_run_that_failed(
-    store: MlflowClient, trained: Any, error: type[BaseException], status: str
+def test_a_failed_training_ends_its_run_as_failed(
+    store: MlflowClient, train_at: Any, error: type[BaseException], status: str
 ) -> None:
     def fail() -> None:
         raise error
 
     with pytest.raises(error):
-        trained(at_step=fail)
-    assert [run.info.status for run in runs_in(store)] == [status]
+        train_at(at_step=fail)
+    assert [run.info.status for run in list_runs(store)] == [status]
     assert mlflow.active_run() is None
 
 
-def test_an_evaluation_after_training_belongs_to_its_run_and_a_second_training_has_its_own(
-    store: MlflowClient, trained: Any
+def test_an_evaluation_after_training_uses_its_run_and_a_second_training_starts_another(
+    store: MlflowClient, train_at: Any
 ) -> None:
-    trainer = trained()
+    trainer = train_at()
     trainer.evaluate()
-    (first,) = runs_in(store)
+    (first,) = list_runs(store)
     assert "eval_loss" in first.data.metrics
     trainer.train()
-    assert [run.info.status for run in runs_in(store)] == ["FINISHED"] * 2
+    assert [run.info.status for run in list_runs(store)] == ["FINISHED"] * 2
 
 
 def test_the_environment_continues_a_run_and_sets_tags_limits_and_artifacts(
-    store: MlflowClient, trained: Any, monkeypatch: pytest.MonkeyPatch
+    store: MlflowClient, train_at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = store.get_experiment_by_name("trials")
-    known = store.create_run(experiment.experiment_id).info.run_id
-    monkeypatch.setenv("MLFLOW_RUN_ID", known)
+    run_id = store.create_run(experiment.experiment_id).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     monkeypatch.setenv("MLFLOW_TAGS", json.dumps({"release": "RC1"}))
     monkeypatch.setenv("MLFLOW_MAX_LOG_PARAMS", "3")
     monkeypatch.setenv("HF_MLFLOW_LOG_ARTIFACTS", "true")
-    trained(save_strategy="steps", save_steps=1)
-    (run,) = runs_in(store)
-    assert run.info.run_id == known
+    train_at(save_strategy="steps", save_steps=1)
+    (run,) = list_runs(store)
+    assert run.info.run_id == run_id
     assert run.data.tags["release"] == "RC1"
     assert len(run.data.params) == 3
-    names = {file.path for file in store.list_artifacts(known, "checkpoint-1")}
+    names = {file.path for file in store.list_artifacts(run_id, "checkpoint-1")}
     assert "checkpoint-1/trainer_state.json" in names
 
 
-def test_an_active_run_is_used_and_left_open_or_the_parent_of_a_nested_one(
-    store: MlflowClient, trained: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_active_run_stays_open_or_is_the_parent_of_a_nested_run(
+    store: MlflowClient, train_at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_NESTED_RUN", "TRUE")
     mlflow.set_experiment("trials")
     with mlflow.start_run() as parent:
-        trained()
+        train_at()
         monkeypatch.delenv("MLFLOW_NESTED_RUN")
         monkeypatch.setenv("MLFLOW_FLATTEN_PARAMS", "1")
-        trained().log({"recall(at 5)": 0.5})
+        train_at().log({"recall(at 5)": 0.5})
         assert mlflow.active_run().info.run_id == parent.info.run_id
-    parent, child = runs_in(store)
+    parent, child = list_runs(store)
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert parent.data.params["accelerator_config.split_batches"] == "False"
     assert parent.data.metrics["recall_at 5_"] == 0.5
 
 
-def test_mlflow_that_is_switched_off_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_how_mlflow_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
     with pytest.raises(ImportError, match="DISABLE_MLFLOW_INTEGRATION"):
         MLflowCallback()

@@ -1,4 +1,4 @@
-"""From `report_to` to callbacks, and the table of trackers."""
+"""Trackers for `report_to`, and the table of services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCall
 from littrainer.tracking.selection import create_trackers, get_tracker_class
 from tests.scenarios.trainers import quiet_trainer
 
-FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
+INSTALLED = ["mlflow", "tensorboard", "wandb", "trackio"]
 
 
 def test_names_become_callbacks_in_their_order_each_once() -> None:
@@ -32,15 +32,15 @@ def test_names_become_callbacks_in_their_order_each_once() -> None:
 def test_all_is_what_is_installed_and_not_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISABLE_MLFLOW_INTEGRATION", "WANDB_DISABLED"):
         monkeypatch.delenv(name, raising=False)
-    installed = set(FOUR)
+    installed = set(INSTALLED)
     monkeypatch.setattr(table, "is_installed", installed.__contains__)
     kinds = [MLflowCallback, TensorBoardCallback, WandbCallback, TrackioCallback]
     assert [type(callback) for callback in create_trackers("all")] == kinds
-    assert TrainingArguments(report_to="all").report_to == TrainingArguments(report_to=["all"]).report_to == FOUR
+    assert TrainingArguments(report_to="all").report_to == TrainingArguments(report_to=["all"]).report_to == INSTALLED
     monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
     monkeypatch.setenv("WANDB_DISABLED", "true")
     assert list_available_services() == ["tensorboard", "trackio"]
-    # Azure's runs are MLflow's too, and an experiment of Comet needs a key.
+    # MLflow replaces Azure, and Comet needs a key.
     monkeypatch.delenv("DISABLE_MLFLOW_INTEGRATION")
     keys: dict[str, str] = {}
     monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(config=SimpleNamespace(get_config=keys.get)))
@@ -66,7 +66,7 @@ def test_the_names_are_those_that_transformers_documents() -> None:
     assert set(dir(tracking)) > set(classes.values())
 
 
-def test_the_installed_ones_are_those_that_transformers_finds() -> None:
+def test_installed_services_are_those_that_transformers_finds() -> None:
     from transformers.integrations import get_available_reporting_integrations
 
     assert list_available_services() == get_available_reporting_integrations()
@@ -87,7 +87,7 @@ NAMES = "give names of trackers or Lightning loggers"
         *((value, TypeError, NAMES) for value in (True, ["wandb", 3], TrainerCallback())),
     ],
 )
-def test_what_is_no_tracker_is_refused_when_a_trainer_is_made(
+def test_invalid_trackers_are_refused_by_the_constructor(
     tmp_path: Path, report_to: Any, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -95,7 +95,7 @@ def test_what_is_no_tracker_is_refused_when_a_trainer_is_made(
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_missing_package_is_an_error_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_error_says_how_to_install_a_missing_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     with pytest.raises(ImportError) as caught:
         create_trackers(name)
@@ -103,25 +103,25 @@ def test_a_missing_package_is_an_error_with_how_to_install_it(monkeypatch: pytes
     assert f"`pip install {SERVICES[name].install}`" in str(caught.value)
 
 
-def test_a_name_that_a_script_enters_into_transformers_table_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_can_add_a_tracker_to_the_table_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.integrations import integration_utils
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", TrainerCallback)
     assert [type(callback) for callback in create_trackers(["own"])] == [TrainerCallback]
 
 
-def test_trackers_stand_between_the_flow_and_the_callbacks_of_the_script(tmp_path: Path) -> None:
-    class Mine(TrainerCallback):
+def test_trackers_run_after_the_flow_and_before_the_callbacks_of_the_script(tmp_path: Path) -> None:
+    class UserCallback(TrainerCallback):
         pass
 
-    trainer = quiet_trainer(tmp_path, report_to=["tensorboard"], given={"callbacks": [Mine()]})
+    trainer = quiet_trainer(tmp_path, report_to=["tensorboard"], given={"callbacks": [UserCallback()]})
     names = trainer.callback_handler.callback_list.splitlines()
-    assert names == ["DefaultFlowCallback", "TensorBoardCallback", "Mine", "PrinterCallback"]
+    assert names == ["DefaultFlowCallback", "TensorBoardCallback", "UserCallback", "PrinterCallback"]
     trainer.remove_callback(TensorBoardCallback)
     assert "TensorBoardCallback" not in trainer.callback_handler.callback_list
 
 
-def test_wandb_switched_off_is_told_once_for_each_trainer(
+def test_a_warning_says_once_that_wandb_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WANDB_DISABLED", "1")

@@ -18,7 +18,7 @@ def test_the_folder_is_that_of_logging_dir_before_the_environments(
     assert not (tmp_path / "environment").exists()
 
 
-def test_a_writer_that_is_given_is_written_with(tmp_path: Path) -> None:
+def test_a_writer_of_the_user_is_used(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     callback = TensorBoardCallback(SummaryWriter(str(tmp_path / "mine")))
@@ -30,7 +30,7 @@ def test_a_writer_that_is_given_is_written_with(tmp_path: Path) -> None:
     assert callback.tb_writer is None
 
 
-def test_tensors_are_numbers_text_is_text_and_what_is_neither_is_told_once(
+def test_tensors_are_scalars_and_other_values_cause_a_single_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = quiet_trainer(tmp_path, report_to="tensorboard", logging_dir=str(tmp_path / "events"))
@@ -47,20 +47,20 @@ def test_tensors_are_numbers_text_is_text_and_what_is_neither_is_told_once(
     assert caplog.text.count("left out") == caplog.text.count("'train/shapes' is left out") == 1
 
 
-def test_a_writer_that_fails_is_closed_and_the_next_training_has_another(tmp_path: Path) -> None:
-    class Breaks(TensorBoardCallback):
-        breaks = True
+def test_a_writer_is_closed_after_a_failure_and_the_next_training_creates_another(tmp_path: Path) -> None:
+    class Failing(TensorBoardCallback):
+        fails = True
 
-        def write_logs(self, *given: Any, **keywords: Any) -> None:
-            super().write_logs(*given, **keywords)
-            if self.breaks:
+        def write_logs(self, *args: Any, **keywords: Any) -> None:
+            super().write_logs(*args, **keywords)
+            if self.fails:
                 raise OSError("the disk is full")
 
-    callback = Breaks()
+    callback = Failing()
     settings: dict[str, Any] = {"max_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
     trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, logging_dir=str(tmp_path / "events"), **settings)
     trainer.train()
     assert callback.tb_writer is None
-    callback.breaks = False
+    callback.fails = False
     trainer.train()
     assert [step for step, _ in read_events(tmp_path / "events")["scalars"]["train/loss"]] == [1, 1, 2]

@@ -1,4 +1,4 @@
-"""Services that transformers' callbacks report to, each with a stand-in for its client."""
+"""Trackers that use transformers' callbacks, with stand-ins for the services' clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.compat.processes import facts_of
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.pruners import prunes_the_second_trial
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import trainer_of as trainer_of_bert
-from tests.tracking.services.stand_ins import Calls, Recorder, put_in_place
+from tests.tracking.both_sides import make_trainer as make_bert_trainer
+from tests.tracking.services.stand_ins import Calls, Recorder, install_module
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def trainer_of(folder: Path, service: str, **changes: Any) -> Trainer:
     return quiet_trainer(folder, report_to=service, **logged)
 
 
-def search_of(folder: Path, service: str, **changes: Any) -> None:
-    """A search over three trials, of which the second is pruned and the third fails; and a training after it."""
+def search(folder: Path, service: str, **changes: Any) -> None:
+    """Search over three trials, of which the second is pruned and the third fails, and train again."""
 
     class Failing(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ def search_of(folder: Path, service: str, **changes: Any) -> None:
 # ---- Stand-ins for clients -------------------------------------------------------------------------------------------
 
 
-def put_clearml(patch: pytest.MonkeyPatch, calls: Calls) -> Any:
+def fake_clearml(patch: pytest.MonkeyPatch, calls: Calls) -> Any:
     class Task(Recorder):
         current: Any = None
         is_local = True
@@ -90,26 +90,26 @@ def put_clearml(patch: pytest.MonkeyPatch, calls: Calls) -> Any:
 
     flatten = SimpleNamespace(flatten_dictionary=lambda values: values)
     members = {"Task": Task, "OutputModel": lambda **kwargs: Recorder(calls)}
-    put_in_place(patch, "clearml", utilities=SimpleNamespace(proxy_object=flatten), **members)
-    theirs = importlib.import_module("transformers.integrations.integration_utils").ClearMLCallback
+    install_module(patch, "clearml", utilities=SimpleNamespace(proxy_object=flatten), **members)
+    original = importlib.import_module("transformers.integrations.integration_utils").ClearMLCallback
     for name, value in {"_train_run_counter": 0, "_should_close_on_train_end": None}.items():
-        patch.setattr(theirs, name, value)
+        patch.setattr(original, name, value)
     return Task
 
 
-def put_codecarbon(patch: pytest.MonkeyPatch, calls: Calls) -> None:
-    put_in_place(patch, "codecarbon", EmissionsTracker=calls.recorder("EmissionsTracker", Recorder(calls)))
+def fake_codecarbon(patch: pytest.MonkeyPatch, calls: Calls) -> None:
+    install_module(patch, "codecarbon", EmissionsTracker=calls.recorder("EmissionsTracker", Recorder(calls)))
 
 
-def put_comet(patch: pytest.MonkeyPatch, calls: Calls) -> None:
-    put_in_place(patch, "comet_ml", start=calls.recorder("start", Recorder(calls)), ExperimentConfig=dict)
+def fake_comet(patch: pytest.MonkeyPatch, calls: Calls) -> None:
+    install_module(patch, "comet_ml", start=calls.recorder("start", Recorder(calls)), ExperimentConfig=dict)
     for name in ("_is_comet_installed", "_is_comet_recent_enough"):
         patch.setattr(f"transformers.integrations.integration_utils.{name}", True)
 
 
-def put_dvclive(patch: pytest.MonkeyPatch, calls: Calls) -> None:
-    put_in_place(patch, "dvclive.plots", Metric=SimpleNamespace(could_log=lambda value: isinstance(value, float)))
-    put_in_place(patch, "dvclive.utils", standardize_metric_name=lambda name, framework: f"{framework}/{name}")
+def fake_dvclive(patch: pytest.MonkeyPatch, calls: Calls) -> None:
+    install_module(patch, "dvclive.plots", Metric=SimpleNamespace(could_log=lambda value: isinstance(value, float)))
+    install_module(patch, "dvclive.utils", standardize_metric_name=lambda name, framework: f"{framework}/{name}")
 
     class Live(Recorder):
         def __init__(self) -> None:
@@ -119,10 +119,10 @@ def put_dvclive(patch: pytest.MonkeyPatch, calls: Calls) -> None:
     patch.delenv("HF_DVCLIVE_LOG_MODEL", raising=False)
 
 
-def put_kubeflow(patch: pytest.MonkeyPatch, calls: Calls) -> None:
+def fake_kubeflow(patch: pytest.MonkeyPatch, calls: Calls) -> None:
     patch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://nowhere")
-    theirs = importlib.import_module("transformers.integrations.integration_utils").KubeflowCallback
-    patch.setattr(theirs, "_update_status", calls.recorder("_update_status"))
+    original = importlib.import_module("transformers.integrations.integration_utils").KubeflowCallback
+    patch.setattr(original, "_update_status", calls.recorder("_update_status"))
 
 
 class _Config(Recorder):
@@ -130,11 +130,11 @@ class _Config(Recorder):
         self.calls.append((name, (value,), {}))
 
 
-def put_swanlab(patch: pytest.MonkeyPatch, calls: Calls) -> None:
+def fake_swanlab(patch: pytest.MonkeyPatch, calls: Calls) -> None:
     def get_run() -> Any:
         raise RuntimeError("No active Run")
 
-    put_in_place(
+    install_module(
         patch,
         "swanlab",
         config=_Config(calls, "config"),
@@ -144,57 +144,57 @@ def put_swanlab(patch: pytest.MonkeyPatch, calls: Calls) -> None:
     )
 
 
-# Service -> its stand-in, a call that it gets in each training, and a word in it.
+# Service -> its stand-in, a call in each training, and a text in this call.
 CLIENTS: dict[str, tuple[Any, str, str]] = {
-    "clearml": (put_clearml, "report_scalar", "loss"),
-    "codecarbon": (put_codecarbon, "start", ""),
-    "comet_ml": (put_comet, "__internal_api__log_metrics__", "loss"),
-    "dvclive": (put_dvclive, "log_metric", "loss"),
-    "kubeflow": (put_kubeflow, "_update_status", "loss"),
-    "swanlab": (put_swanlab, "log", "loss"),
+    "clearml": (fake_clearml, "report_scalar", "loss"),
+    "codecarbon": (fake_codecarbon, "start", ""),
+    "comet_ml": (fake_comet, "__internal_api__log_metrics__", "loss"),
+    "dvclive": (fake_dvclive, "log_metric", "loss"),
+    "kubeflow": (fake_kubeflow, "_update_status", "loss"),
+    "swanlab": (fake_swanlab, "log", "loss"),
 }
 
 
 @pytest.mark.parametrize("service", CLIENTS)
-def test_transformers_callback_reports_a_training_and_what_follows_it(
+def test_a_callback_of_transformers_reports_training_evaluation_and_prediction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture, service: str
 ) -> None:
-    put, call, word = CLIENTS[service]
-    put(monkeypatch, calls)
-    trainer = trainer_of_bert("littrainer", tmp_path, report_to=service, save_strategy="steps", save_steps=3)
+    install, call, text = CLIENTS[service]
+    install(monkeypatch, calls)
+    trainer = make_bert_trainer("littrainer", tmp_path, report_to=service, save_strategy="steps", save_steps=3)
     trainer.train()
     trainer.evaluate()
     trainer.predict(trainer.eval_dataset)
     assert "Reporting to" not in caplog.text
-    assert calls.named(call) and word in str(calls.named(call))
+    assert calls.select(call) and text in str(calls.select(call))
 
 
-# ---- What is added to transformers' callbacks ------------------------------------------------------------------------
+# ---- Differences from transformers' callbacks ------------------------------------------------------------------------
 
 
 def test_secrets_of_arguments_and_model_are_masked_and_numbers_are_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_swanlab(monkeypatch, calls)
+    fake_swanlab(monkeypatch, calls)
     model = tiny_bert_classifier()
     model.config.loader = {"api_key": "hunter2"}
-    trainer = trainer_of_bert(
+    trainer = make_bert_trainer(
         "littrainer", tmp_path, model=model, report_to="swanlab", run_name="http://me:hunter2@host"
     )
     trainer.args.lr_scheduler_kwargs = {"token": "hunter2"}
     trainer.log({"tensor": torch.tensor(1.5), "text": "words"})
-    ((_, (settings,), _), *_) = calls.named("config.update")
+    ((_, (settings,), _), *_) = calls.select("config.update")
     assert settings["lr_scheduler_kwargs"] == {"token": "<TOKEN>"} and settings["loader"] == {"api_key": "<API_KEY>"}
-    assert calls.named("init")[0][2]["experiment_name"] == "http://host" and "hunter2" not in str(calls)
-    assert calls.named("log")[-1][1][0]["train/tensor"] == 1.5 and "'text' is left out" in caplog.text
+    assert calls.select("init")[0][2]["experiment_name"] == "http://host" and "hunter2" not in str(calls)
+    assert calls.select("log")[-1][1][0]["train/tensor"] == 1.5 and "'text' is left out" in caplog.text
     assert trainer.args.lr_scheduler_kwargs == {"token": "hunter2"}
     assert model.config.to_dict()["loader"] == {"api_key": "hunter2"}
 
 
-def test_a_service_that_fails_is_named_once_and_the_next_training_tries_again(
+def test_a_failure_of_a_service_is_a_single_warning_and_the_next_training_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_swanlab(monkeypatch, calls)
+    fake_swanlab(monkeypatch, calls)
     log = sys.modules["swanlab"].log
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -206,52 +206,52 @@ def test_a_service_that_fails_is_named_once_and_the_next_training_tries_again(
     assert caplog.text.count("Reporting to swanlab failed (ConnectionError: no route)") == 1
     monkeypatch.setattr("swanlab.log", log)
     trainer.train()
-    assert len(calls.named("init")) == 2 and calls.named("log")
+    assert len(calls.select("init")) == 2 and calls.select("log")
 
 
 def test_a_subclass_overrides_the_setup_of_transformers_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    put_swanlab(monkeypatch, calls)
+    fake_swanlab(monkeypatch, calls)
 
-    class Own(tracking.SwanLabCallback):  # type: ignore[name-defined, misc]
+    class CustomCallback(tracking.SwanLabCallback):  # type: ignore[name-defined, misc]
         def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
             self._initialized = True
             self._swanlab.init(project="mine")
 
-    quiet_trainer(tmp_path, given={"callbacks": [Own()]}, max_steps=1).train()
-    assert calls.named("init") == [("init", (), {"project": "mine"})]
+    quiet_trainer(tmp_path, given={"callbacks": [CustomCallback()]}, max_steps=1).train()
+    assert calls.select("init") == [("init", (), {"project": "mine"})]
 
 
-def test_each_trial_is_an_experiment_of_comet_with_the_trials_own_folder(
+def test_each_trial_is_an_experiment_of_comet_with_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    put_comet(monkeypatch, calls)
+    fake_comet(monkeypatch, calls)
     monkeypatch.setenv("COMET_LOG_ASSETS", "true")
-    search_of(tmp_path, "comet_ml")
+    search(tmp_path, "comet_ml")
     assert [name for name, _, _ in calls if name in ("start", "clean")] == ["start", "clean"] * 3 + ["start"]
-    drawn = [given["parameters"] for _, _, given in calls.named("log_optimization")]
-    assert drawn == [{"decay": 0.0}, {"decay": 1.0}, {"decay": 2.0}]
-    folders = [given[0] for _, given, _ in calls.named("log_asset_folder")]
+    parameters = [keywords["parameters"] for _, _, keywords in calls.select("log_optimization")]
+    assert parameters == [{"decay": 0.0}, {"decay": 1.0}, {"decay": 2.0}]
+    folders = [arguments[0] for _, arguments, _ in calls.select("log_asset_folder")]
     assert folders == [str(tmp_path.joinpath(name)) for name in ("run-0", "run-1", "run-2", "")]
 
 
-def test_a_task_of_clearml_that_training_starts_is_closed_with_it_and_the_next_has_another(
+def test_each_training_starts_and_closes_a_task_of_clearml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    put_clearml(monkeypatch, calls)
-    search_of(tmp_path, "clearml")
+    fake_clearml(monkeypatch, calls)
+    search(tmp_path, "clearml")
     assert [name for name, _, _ in calls if name in ("init", "close")] == ["init", "close"] * 4
-    # A failed training leaves it to the client to mark the task.
+    # The client marks the task of a failed training.
     trainer = trainer_of(tmp_path, "clearml")
     monkeypatch.setattr(trainer, "compute_loss", _fail)
     with pytest.raises(RuntimeError, match="the loss"):
         trainer.train()
-    assert len(calls.named("init")) == len(calls.named("close")) + 1
+    assert len(calls.select("init")) == len(calls.select("close")) + 1
 
 
 def test_clearmls_server_overrides_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
-    task = put_clearml(monkeypatch, calls)
+    task = fake_clearml(monkeypatch, calls)
     task.is_local = False
     task.get_parameter = lambda self, name, **kwargs: False
     task.connect = lambda self, args, section: setattr(args, "save_total_limit", 7)
@@ -268,7 +268,7 @@ def _fail(*args: Any, **kwargs: Any) -> Any:
 def test_codecarbon_measures_from_the_beginning_of_training_to_its_end_or_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    put_codecarbon(monkeypatch, calls)
+    fake_codecarbon(monkeypatch, calls)
     folder = tmp_path / "out"
     trainer = trainer_of(folder, "codecarbon")
     assert calls == [("EmissionsTracker", (), {"output_dir": str(folder)})] and folder.is_dir()
@@ -280,26 +280,26 @@ def test_codecarbon_measures_from_the_beginning_of_training_to_its_end_or_failur
 
 
 @pytest.mark.parametrize(("wish", "artifacts"), [("", []), ("true", ["last"]), ("all", ["", ""])])
-def test_dvclive_tracks_the_models_that_are_wanted_and_is_ended_by_a_failure(
+def test_dvclive_tracks_the_requested_models_and_ends_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, wish: str, artifacts: list[str]
 ) -> None:
-    put_dvclive(monkeypatch, calls)
+    fake_dvclive(monkeypatch, calls)
     monkeypatch.setenv("HF_DVCLIVE_LOG_MODEL", wish)
     trainer = trainer_of(tmp_path, "dvclive", save_strategy="steps", save_steps=1)
     trainer.train()
-    assert [call[1][0] for call in calls.named("log_artifact")] == [str(tmp_path.joinpath(part)) for part in artifacts]
+    assert [call[1][0] for call in calls.select("log_artifact")] == [str(tmp_path.joinpath(part)) for part in artifacts]
     assert (tmp_path / "last" / "training_args.bin").is_file() is (artifacts == ["last"])
     assert calls[-1][0] == "end"
     monkeypatch.setattr(trainer, "compute_loss", _fail)
     with pytest.raises(RuntimeError, match="the loss"):
         trainer.train()
-    assert calls[-1][0] == "end" and len(calls.named("log_artifact")) == len(artifacts)
+    assert calls[-1][0] == "end" and len(calls.select("log_artifact")) == len(artifacts)
 
 
 def test_dagshub_without_a_repository_says_how_to_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put_in_place(monkeypatch, "dagshub.upload", Repo=None)
+    install_module(monkeypatch, "dagshub.upload", Repo=None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     trainer_of(tmp_path, "dagshub").train()
     assert "Reporting to dagshub failed" in caplog.text and "call dagshub.init" in caplog.text
@@ -313,7 +313,7 @@ def test_an_earlier_transformers_without_a_callback_is_named(monkeypatch: pytest
 
 
 def test_transformers_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_callbacks, "THEIR_MODULE", "absent.integration_utils")
+    monkeypatch.setattr(transformers_callbacks, "TRANSFORMERS_MODULE", "absent.integration_utils")
     monkeypatch.setattr("littrainer.arguments.report_to.is_importable", {"flytekit"}.__contains__)
     transformers_callbacks._tracker_class.cache_clear()
     with pytest.raises(ImportError, match="report_to='flyte' needs transformers, which is not installed"):

@@ -1,4 +1,4 @@
-"""What an offline run of wandb left on the disk: its `.wandb` file is a LevelDB log of protocol buffers."""
+"""Reader of offline runs of wandb: a `.wandb` file is a LevelDB log of protocol buffers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class WandbRun:
     """An offline run.
 
     Parameters:
-        history: the rows, without the names that wandb adds (they begin with an underscore).
-        artifacts: names, with the aliases of each.
-        exit_code: of the run, None while it is open.
+        history: the rows, without wandb's columns (with an underscore).
+        artifacts: names, with their aliases.
+        exit_code: exit code of the run; None while it is open.
     """
 
     name: str = ""
@@ -38,44 +38,44 @@ class WandbRun:
 
 
 def read_run(folder: Path) -> WandbRun:
-    """Read the one `.wandb` file below a folder, as far as it is written yet."""
+    """Read the complete records of the `.wandb` file below a folder."""
     run = WandbRun()
     for path in folder.rglob("*.wandb"):
-        for data in _records(path.read_bytes()):
+        for data in _iterate_records(path.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            _add(run, record)
+            _add_record(run, record)
     return run
 
 
-def _add(run: WandbRun, record: Any) -> None:
+def _add_record(run: WandbRun, record: Any) -> None:
     kind = record.WhichOneof("record_type")
     if kind == "run":
         run.name, run.project, run.group = record.run.display_name, record.run.project, record.run.run_group
-        run.config.update(_values(record.run.config.update))
+        run.config.update(_parse_values(record.run.config.update))
     elif kind == "config":
-        run.config.update(_values(record.config.update))
+        run.config.update(_parse_values(record.config.update))
     elif kind == "history":
-        run.history.append(_values(record.history.item))
+        run.history.append(_parse_values(record.history.item))
     elif kind == "summary":
-        run.summary.update(_values(record.summary.update))
+        run.summary.update(_parse_values(record.summary.update))
     elif kind == "artifact":
         run.artifacts.append((record.artifact.name, list(record.artifact.aliases)))
     elif kind == "exit":
         run.exit_code = record.exit.exit_code
 
 
-def _values(items: Any) -> dict[str, Any]:
-    found = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-    return {name: value for name, value in found.items() if not name.startswith("_")}
+def _parse_values(items: Any) -> dict[str, Any]:
+    values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+    return {name: value for name, value in values.items() if not name.startswith("_")}
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def _iterate_records(data: bytes) -> Iterator[bytes]:
     position, parts = FILE_HEADER_BYTES, []
     while position + RECORD_HEADER.size <= len(data):
-        left_in_block = BLOCK_BYTES - position % BLOCK_BYTES
-        if left_in_block < RECORD_HEADER.size:
-            position += left_in_block
+        remaining_bytes = BLOCK_BYTES - position % BLOCK_BYTES
+        if remaining_bytes < RECORD_HEADER.size:
+            position += remaining_bytes
             continue
         _, length, kind = RECORD_HEADER.unpack_from(data, position)
         position += RECORD_HEADER.size

@@ -1,1 +1,1 @@
-"""The processes that train together: who this one is, their process group, how they are started, what they exchange."""
+"""Distributed training: ranks and layout, launcher, process group, collectives and failures."""

@@ -1,7 +1,7 @@
-"""Collectives of all processes, in torch's words: objects and numbers between hosts, nested tensors, flags.
+"""Collectives of all processes, named as in torch: objects and numbers between hosts, nested tensors, flags.
 
-Objects and numbers are exchanged over gloo, so that no GPU is waited for, and all processes call these functions at the
-same places. With one process, or without a process group, each function returns its own value.
+All processes call these functions at the same places. Objects and numbers use gloo, so that no GPU is waited for. With
+a single process, or without a process group, each function returns its input.
 """
 
 from __future__ import annotations
@@ -38,23 +38,21 @@ logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-# Kinds of exchanges: a number, an object, the end of a block, a failure.
+# Tags of exchanges.
 _NUMBER, _OBJECT, _DONE, _FAILED = range(4)
-# After which a process that works while others wait sends a sign of life.
 KEEPALIVE_INTERVAL_S = 10.0
 # Attribute of errors that the other processes have received.
-PUBLISHED = "_littrainer_told_to_other_processes"
+PUBLISHED = "_littrainer_published"
 
 
 class _HostGroup(NamedTuple):
-    """All processes, connected between hosts.
+    """Separate gloo groups of all processes for concurrent operations.
 
     Parameters:
-        world: the default group that it belongs to.
-        group: the gloo group.
-        background: another one, for operations that are not waited for at once: in one group, a process's next
-            operation could meet one that another process has begun before.
-        writing: a third one, for threads that write files; empty until there are any.
+        world: the default group at their creation.
+        group: for blocking exchanges.
+        background: for asynchronous operations.
+        writing: for threads that write files; empty until it is needed.
     """
 
     world: Any
@@ -65,91 +63,87 @@ class _HostGroup(NamedTuple):
 
 _host_group: _HostGroup | None = None
 # Number of calls of `barrier_with_timeout`.
-_arrivals = 0
-# Names of the blocks that are open, the inner one last.
+_barrier_count = 0
+# Stack of the open `raise_on_all_ranks` blocks.
 _open_blocks: list[str] = []
 
 
 def get_world_size() -> int:
-    """Return the number of processes of the group that is up; 1 without a group."""
+    """Return the size of the default group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def get_rank() -> int:
-    """Return the rank of this process in the group that is up; 0 without a group."""
+    """Return the rank in the default group; 0 without a group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def is_distributed() -> bool:
-    """Return whether several processes are connected."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def connect_hosts() -> None:
-    """Connect the hosts, as the first exchange does by itself."""
+    """Create the gloo groups now, instead of at the first exchange."""
     if is_distributed():
-        _connected()
+        _connect()
 
 
 def get_writing_group() -> Any:
-    """Return the group for threads that write files while training continues; all call this together."""
-    connected = _connected()
-    if not connected.writing:
-        connected.writing.append(_new_host_group(connected.world))
-    return connected.writing[0]
+    """Return the group for threads that write files; a collective call."""
+    groups = _connect()
+    if not groups.writing:
+        groups.writing.append(_new_host_group(groups.world))
+    return groups.writing[0]
 
 
 # ---- Numbers and objects ---------------------------------------------------------------------------------------------
 
 
 def all_reduce_max(number: int) -> int:
-    """Return the largest of the numbers of the processes."""
-    return max(_exchanged(_NUMBER, number)) if is_distributed() else number
+    return max(_exchange(_NUMBER, number)) if is_distributed() else number
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether the flag of any process is true."""
     return bool(all_reduce_max(int(flag)))
 
 
 def all_gather_object(value: Value) -> list[Value]:
-    """Return the values of the processes, by rank; they are pickled."""
-    return _exchanged(_OBJECT, value) if is_distributed() else [value]
+    """Return the pickled values of all processes, by rank."""
+    return _exchange(_OBJECT, value) if is_distributed() else [value]
 
 
 def broadcast_object(value: Value) -> Value:
-    """Return the value of the first process; it is pickled."""
+    """Return the first process's value, pickled."""
     return all_gather_object(value if get_rank() == 0 else None)[0]  # type: ignore[return-value]
 
 
 def scatter_object(values: list[Value] | None) -> Value:
-    """Return the value that the first process has for this one; it is pickled."""
+    """Return this rank's entry of the first process's list, pickled."""
     if not is_distributed():
         assert values is not None
         return values[0]
-    _exchanged(_OBJECT, None)
-    own: list[Any] = [None]
-    with _naming_lost_processes() as connected:
-        dist.scatter_object_list(own, values, src=0, group=connected.group)
-    return own[0]
+    _exchange(_OBJECT, None)
+    output: list[Any] = [None]
+    with _name_lost_processes() as groups:
+        dist.scatter_object_list(output, values, src=0, group=groups.group)
+    return output[0]
 
 
 def barrier() -> None:
-    """Return when all processes have called this."""
     all_reduce_max(0)
 
 
 def barrier_with_timeout(seconds: float) -> bool:
-    """Return whether all processes have called this within so many seconds; with 0 none waits.
+    """Return whether all processes reach this barrier within a number of seconds; 0 does not wait.
 
-    All call this equally often.
+    All processes call this equally often.
     """
     if not is_distributed():
         return True
-    global _arrivals
-    _arrivals += 1
-    # torch has no public name for the store that all processes share. A collective operation could not be given up.
-    store = dist.PrefixStore(f"littrainer/arrivals/{_arrivals}", dist.distributed_c10d._get_default_store())
+    global _barrier_count
+    _barrier_count += 1
+    # A store can time out without breaking the group; torch has no public name for the shared store.
+    store = dist.PrefixStore(f"littrainer/barrier/{_barrier_count}", dist.distributed_c10d._get_default_store())
     deadline = time.monotonic() + seconds
     with suppress(RuntimeError):
         count = store.add("count", 1)
@@ -161,31 +155,31 @@ def barrier_with_timeout(seconds: float) -> bool:
 
 
 def run_with_keepalive(work: Callable[[], object]) -> None:
-    """Run what may take longer in some processes than the others would wait at one place; all call this together."""
+    """Run work that may take some processes longer than the group's timeout; a collective call."""
     if not is_distributed():
         work()
         return
     pool = ThreadPoolExecutor(1)
-    finished = pool.submit(work)
+    future = pool.submit(work)
     pool.shutdown(wait=False)
-    seconds = min(KEEPALIVE_INTERVAL_S, (_timeout_of(dist.group.WORLD) or dist.default_pg_timeout).total_seconds() / 4)
-    while any_rank(bool(wait([finished], seconds).not_done)):
+    timeout = _get_timeout(dist.group.WORLD) or dist.default_pg_timeout
+    interval = min(KEEPALIVE_INTERVAL_S, timeout.total_seconds() / 4)
+    while any_rank(bool(wait([future], interval).not_done)):
         pass
-    finished.result()
+    future.result()
 
 
 @contextmanager
 def raise_on_all_ranks(doing: str) -> Iterator[None]:
-    """Wait at the end of the block for all processes, and raise in all of them if one has failed.
+    """Wait for all processes at the end of the block, and raise in all of them if any process fails.
 
-    Exchanges within the block raise too, once a process has failed. The processes must not wait for each other in
-    another way after something that can fail.
+    Exchanges within the block raise too. The processes must not wait for each other otherwise after code that can fail.
 
     Parameters:
-        doing: what is done, for the error: "writing checkpoint-5".
+        doing: the activity, for the error: "writing checkpoint-5".
 
     Raises:
-        FailedElsewhere: another process has failed; if this one has, its own error is raised.
+        FailedElsewhere: another process failed; an error of this process is raised unchanged.
         LostProcess: another process has ended.
     """
     if not is_distributed():
@@ -194,15 +188,15 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
     _open_blocks.append(doing)
     try:
         yield
-        _exchanged(_DONE, None)
+        _exchange(_DONE, None)
     except BaseException as error:
-        # The others may have received it already, and it was wrapped since. They detect a lost process themselves.
+        # A published error may have been wrapped since. The others detect a lost process themselves.
         is_published = any(getattr(link, PUBLISHED, False) for link in error_and_reasons(error))
         if not is_published and not is_consequence(error):
-            publishing = threading.Thread(target=_publish, args=(f"{type(error).__name__}: {error}",), daemon=True)
-            publishing.start()
-            # Ctrl-C is raised here too, and does not wait for what the others still do.
-            publishing.join(None if isinstance(error, Exception) else KEEPALIVE_INTERVAL_S)
+            thread = threading.Thread(target=_publish, args=(f"{type(error).__name__}: {error}",), daemon=True)
+            thread.start()
+            # After Ctrl-C, do not wait long for the other processes.
+            thread.join(None if isinstance(error, Exception) else KEEPALIVE_INTERVAL_S)
             with suppress(AttributeError):
                 setattr(error, PUBLISHED, True)
         raise
@@ -211,22 +205,22 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
 
 
 def _publish(error: str) -> None:
-    # A lost process must not replace this process's error.
+    # LostProcess must not replace this process's error.
     with suppress(LostProcess):
-        _exchanged(_FAILED, error)
+        _exchange(_FAILED, error)
 
 
-def _exchanged(kind: int, value: Any) -> list[Any]:
-    """Return the values of the processes, all of which have to call this with the same kind."""
-    with _naming_lost_processes() as connected:
+def _exchange(kind: int, value: Any) -> list[Any]:
+    """Gather the values of all processes, and raise if a process failed or sent another kind."""
+    with _name_lost_processes() as groups:
         received: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(received, (kind, value), group=connected.group)
-    errors = {rank: error for rank, (other, error) in enumerate(received) if other == _FAILED}
+        dist.all_gather_object(received, (kind, value), group=groups.group)
+    errors = {rank: error for rank, (kind_of_rank, error) in enumerate(received) if kind_of_rank == _FAILED}
     if errors and kind != _FAILED:
         named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
         doing = _open_blocks[-1] if _open_blocks else "what all do together"
         raise FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
-    if not errors and len({other for other, _ in received}) > 1:
+    if not errors and len({kind_of_rank for kind_of_rank, _ in received}) > 1:
         raise LostProcess(
             f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
             "Code that runs in some of the processes only must not save, evaluate or end the training."
@@ -235,9 +229,9 @@ def _exchanged(kind: int, value: Any) -> list[Any]:
 
 
 @contextmanager
-def _naming_lost_processes() -> Iterator[_HostGroup]:
+def _name_lost_processes() -> Iterator[_HostGroup]:
     try:
-        yield _connected()
+        yield _connect()
     except RuntimeError as error:
         raise LostProcess(
             f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: "
@@ -245,7 +239,7 @@ def _naming_lost_processes() -> Iterator[_HostGroup]:
         ) from error
 
 
-def _connected() -> _HostGroup:
+def _connect() -> _HostGroup:
     global _host_group
     world = dist.group.WORLD
     if _host_group is None or _host_group.world is not world:
@@ -258,11 +252,11 @@ def _connected() -> _HostGroup:
 
 
 def _new_host_group(world: Any) -> Any:
-    return dist.new_group(backend="gloo", timeout=_timeout_of(world))
+    return dist.new_group(backend="gloo", timeout=_get_timeout(world))
 
 
-def _timeout_of(world: Any) -> timedelta | None:
-    # Only the options of the group's backend have the timeout that it was made with; None takes torch's own.
+def _get_timeout(world: Any) -> timedelta | None:
+    # The group's timeout is in its backend's options only; None is torch's default.
     for device in ("cpu", "cuda"):
         try:
             return world._get_backend(torch.device(device)).options._timeout
@@ -272,8 +266,7 @@ def _timeout_of(world: Any) -> timedelta | None:
 
 
 def describe_last_collective() -> str | None:
-    """Return the last collective operation of this process, for a report; None if it is not known."""
-    # torch has no public name for its flight recorder.
+    """Return this process's last collective, from torch's flight recorder (not public), or None."""
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
     entries = json.loads(dump(True, False)).get("entries", []) if dump is not None and is_distributed() else []
     if not entries:
@@ -289,40 +282,39 @@ def describe_last_collective() -> str | None:
 
 
 def gather_across_processes(value: Any, copies: int = 1) -> Any:
-    """Return nested tensors of all processes, joined along their rows; a single number gives a row for each process.
+    """Return nested tensors of all processes, concat_nested along their rows; scalars become rows.
 
     Parameters:
-        copies: so many neighbouring processes hold the same values, which count once.
+        copies: number of neighbouring processes with the same values, which count once.
     """
-    gather = partial(_gathered_tensor, copies=copies)
+    gather = partial(_all_gather_tensor, copies=copies)
     return value if get_world_size() == 1 else map_nested(gather, value, is_sample_list)
 
 
 def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
-    """Return nested objects of all processes, pickled on their way.
+    """Return nested objects of all processes, pickled.
+
+    Lists are concat_nested. Tensors are concat_nested along their rows, padded with -100. Tuples and mappings are merged
+    entry by entry. Other values become a list with an entry for each process.
 
     Parameters:
-        copies: as for `gathered`.
-
-    Lists are taken for one entry per sample and put one after the other, tensors are joined along their rows (and
-    padded with -100 if they are not equally long), and what tuples and mappings hold is put together one by one.
-    Anything else becomes a list with one entry for each process.
+        copies: as for `gather_across_processes`.
     """
     if get_world_size() == 1:
         return value
     pieces: list[Any] = [None] * get_world_size()
     on_host = map_nested(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
     dist.all_gather_object(pieces, on_host)
-    return _joined_objects(pieces[::copies])
+    return _join_objects(pieces[::copies])
 
 
 def pad_across_processes(value: Any, dim: int = 0, fill: int = 0, at_start: bool = False) -> Any:
-    """Return nested tensors, each as long in one dimension as it is in the process where it is longest.
+    """Return nested tensors, padded to the longest length over the processes.
 
     Parameters:
-        dim: the dimension; a tensor that does not have it is left as it is.
-        fill: what is put into the new places.
-        at_start: put them before what is there.
+        dim: dimension to pad; tensors without it are returned unchanged.
+        fill: padding value.
+        at_start: pad at the start.
     """
 
     def pad(tensor: Any) -> Any:
@@ -336,26 +328,26 @@ def pad_across_processes(value: Any, dim: int = 0, fill: int = 0, at_start: bool
             return tensor
         shape = list(tensor.shape)
         shape[dim] = missing
-        filling = tensor.new_full(shape, fill)
-        return torch.cat([filling, tensor] if at_start else [tensor, filling], dim=dim)
+        padding = tensor.new_full(shape, fill)
+        return torch.cat([padding, tensor] if at_start else [tensor, padding], dim=dim)
 
     return value if get_world_size() == 1 else map_nested(pad, value, is_sample_list)
 
 
 def get_full_tensor(value: Any) -> Any:
-    """Return a tensor that is spread over processes as a whole, on the group's device; anything else as it is."""
+    """Return the full tensor of a DTensor, on the group's device; other values unchanged."""
     if not is_a(value, "sharded tensor"):
         return value
     device = value.device_mesh.device_type
-    # Offloaded parts lie on the host, where the processes may have nothing to talk through.
+    # The group may have no backend for offloaded shards on the host.
     return (value if value.device.type == device else value.to(device)).full_tensor()
 
 
 def reduce_across_processes(value: Any, reduction: str = "sum") -> Any:
-    """Return copies of nested tensors, put together over all processes.
+    """Return nested tensors, reduced over all processes.
 
     Parameters:
-        reduction: `mean` or `max`; anything else sums.
+        reduction: `mean` or `max`; other values sum.
     """
 
     def reduce(tensor: Any) -> torch.Tensor:
@@ -372,14 +364,13 @@ def reduce_across_processes(value: Any, reduction: str = "sum") -> Any:
 
 
 def sum_across_processes(number: float, device: torch.device, copies: int = 1) -> float:
-    """Return the sum of the processes' numbers; of several in single precision, as in transformers."""
+    """Return the sum over the processes; several processes sum in single precision, as in transformers."""
     if get_world_size() == 1:
         return number
     return gather_across_processes(torch.tensor([number], device=device), copies).sum().item()
 
 
 def has_only_tensors(value: Any) -> bool:
-    """Return whether each leaf of a nested value is a tensor."""
     if isinstance(value, Mapping):
         return all(map(has_only_tensors, value.values()))
     if isinstance(value, (list, tuple)):
@@ -387,33 +378,33 @@ def has_only_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _gathered_tensor(tensor: Any, copies: int = 1) -> Any:
+def _all_gather_tensor(tensor: Any, copies: int = 1) -> Any:
     if isinstance(tensor, SampleList):
         return gather_objects_across_processes(tensor, copies)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"Only tensors can be gathered, not {type(tensor).__name__}; set eval_use_gather_object=True.")
     tensor = torch.atleast_1d(tensor).contiguous()
-    # Processes may have different numbers of rows, and a collective of tensors needs equal shapes.
-    rows = torch.tensor(tensor.shape[0], device=tensor.device)
-    rows_of_each = [torch.empty_like(rows) for _ in range(get_world_size())]
-    dist.all_gather(rows_of_each, rows)
-    numbers = [int(number) for number in rows_of_each]
-    most = max(numbers)
-    if tensor.shape[0] < most:
-        tensor = torch.cat([tensor, tensor.new_zeros(most - tensor.shape[0], *tensor.shape[1:])])
-    pieces = [torch.empty_like(tensor) for _ in numbers]
+    # all_gather needs equal shapes.
+    row_count = torch.tensor(tensor.shape[0], device=tensor.device)
+    gathered_counts = [torch.empty_like(row_count) for _ in range(get_world_size())]
+    dist.all_gather(gathered_counts, row_count)
+    row_counts = [int(count) for count in gathered_counts]
+    missing = max(row_counts) - tensor.shape[0]
+    if missing:
+        tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+    pieces = [torch.empty_like(tensor) for _ in row_counts]
     dist.all_gather(pieces, tensor)
-    return torch.cat([piece[:number] for piece, number in zip(pieces[::copies], numbers[::copies], strict=True)])
+    return torch.cat([piece[:count] for piece, count in zip(pieces[::copies], row_counts[::copies], strict=True)])
 
 
-def _joined_objects(pieces: list[Any]) -> Any:
+def _join_objects(pieces: list[Any]) -> Any:
     first = pieces[0]
     if isinstance(first, list):
         return type(first)(entry for piece in pieces for entry in piece)
     if isinstance(first, Mapping):
-        return type(first)({name: _joined_objects([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
+        return type(first)({name: _join_objects([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, tuple):
-        entries = [_joined_objects(list(column)) for column in zip(*pieces, strict=True)]
+        entries = [_join_objects(list(column)) for column in zip(*pieces, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
     return concat_nested(pieces) if isinstance(first, torch.Tensor) else pieces
 
@@ -422,54 +413,55 @@ def _joined_objects(pieces: list[Any]) -> Any:
 
 
 class SynchronizedFlags:
-    """Flags of an object, such as one to stop, that are equal in all processes; all call it at the same places.
+    """Flags of an object that are raised in all processes or in none; all processes synchronize at the same places.
 
-    A process that raises a flag waits for the others. A process that raises none continues, and reads at its next call
-    what the others have raised, so that no process waits at a step at which nothing is asked for.
+    A process that raises a flag waits for the others. A process without raised flags continues, and reads the flags of
+    the others at its next call, so that steps without flags do not wait.
 
     Parameters:
-        names: the attributes that are flags.
+        names: attributes of the object that are flags.
         processes: number of processes.
     """
 
     def __init__(self, names: Sequence[str], processes: int):
         self.names = tuple(names)
         self.processes = processes
-        # Counts of the last call, and the operation that sums them over the processes.
+        # The counts of the last call, and the all_reduce that sums them.
         self._last_call: tuple[torch.Tensor, Any] | None = None
-        # Flags that only some processes have raised, and that all raise at the next call.
+        # Flags that only some processes raised: all raise them at the next call.
         self._late: set[str] = set()
-        # Flags that this process decides on for all.
+        # Flags that this process decides for all.
         self.decided_here: set[str] = set()
         self._warned: set[str] = set()
         self._were_ready = False
 
     def sync(self, holder: Any, among: Sequence[str] | None = None, is_ready: bool = False) -> bool:
-        """Leave flags raised that all processes raise. A flag that only some raise is lowered; all raise it next time.
+        """Lower flags that only some processes raise, and raise them in all processes at the next call.
 
         Parameters:
-            holder: the object that has the flags.
-            among: the flags that count at this place; the others are left alone.
-            is_ready: whether this process is ready for something that all must do at once.
+            holder: the object with the flags.
+            among: the flags to synchronize; default: all.
+            is_ready: whether this process is ready for a common action.
 
         Returns:
             whether all processes were ready at the last call.
         """
-        counted = self.names if among is None else among
+        names = self.names if among is None else among
         self.finish()
         were_ready = self._were_ready
-        for name in self._late.intersection(counted):
+        for name in self._late.intersection(names):
             self._late.discard(name)
             setattr(holder, name, True)
-        raised = [name in counted and bool(getattr(holder, name)) for name in self.names]
-        counts, work = torch.tensor([*raised, is_ready], dtype=torch.int64), None
+        raised = [name in names and bool(getattr(holder, name)) for name in self.names]
+        counts = torch.tensor([*raised, is_ready], dtype=torch.int64)
+        work = None
         if is_distributed():
-            with _naming_lost_processes() as connected:
-                work = dist.all_reduce(counts, group=connected.background, async_op=True)
+            with _name_lost_processes() as groups:
+                work = dist.all_reduce(counts, group=groups.background, async_op=True)
         self._last_call = counts, work
         if any(raised):
             self.finish()
-            for name in self._late.intersection(counted):
+            for name in self._late.intersection(names):
                 if getattr(holder, name):
                     setattr(holder, name, False)
                     if name not in self.decided_here:
@@ -477,12 +469,12 @@ class SynchronizedFlags:
         return were_ready
 
     def finish(self) -> None:
-        """Wait until all processes have made their last call."""
+        """Wait for the all_reduce of the last call, and record flags that are late."""
         if self._last_call is None:
             return
         (counts, work), self._last_call = self._last_call, None
         if work is not None:
-            with _naming_lost_processes():
+            with _name_lost_processes():
                 work.wait()
         *raised, ready = counts.tolist()
         self._were_ready = ready == self.processes

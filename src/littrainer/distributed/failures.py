@@ -1,7 +1,6 @@
-"""The failure that came first among the processes, published so that all the others can name it.
+"""The first failure of the processes, published in their store and for torchrun's agent, so that all can name it.
 
-An error of a collective operation says only that a connection is gone, so each process writes its error into the store
-that all share, and for torchrun's agent. This module loads no torch, since an error may be raised before.
+This module does not import torch, since errors may come earlier.
 """
 
 from __future__ import annotations
@@ -25,26 +24,23 @@ from typing import IO, Any, NamedTuple
 from littrainer.distributed.environment import get_reports_folder, rank
 from littrainer.runtime.tracebacks import error_and_reasons, report_uncaught
 
-# Names the file from which torchrun's agent reads the error of a process.
+# Environment variable: the file from which torchrun's agent reads the error of a process.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# Keys of that file: whether another process had failed before, and the optimizer step at which the error came.
+# Keys of that file: whether another process failed first, and the optimizer step of the error.
 CONSEQUENCE, STEP = "is_consequence", "step"
-# Attribute of an error: the optimizer step.
+# Attribute of an error: its optimizer step.
 AT_STEP = "_littrainer_optimizer_step"
-# Files of a process in `get_reports_folder`: the stacks of its threads, a file that it touches as long as it responds, and
-# another one when a hang ends it.
-STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "ending"
-# In which loader processes may write the stacks of their threads.
+# Prefixes of a process's files in `get_reports_folder`.
+STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "hung"
 WORKER_STACKS_TIMEOUT_S = 0.5
-# In which the system may report that a process has ended, after the end of its connections.
+# After the loss of a connection, a process takes this long to end, and its error to be published.
 PROCESS_END_TIMEOUT_S = 1.0
-# In which the error that ended another process may be published, after the end of its connections.
 PUBLICATION_TIMEOUT_S = 1.0
 MAX_RECORD_LETTERS = 2000
-# Key of the first error that is no consequence of another error: the rank, a space and the error.
+# Key in the store: "RANK ERROR" of the first failure.
 FIRST_FAILURE = "first failure"
 
-# Parts of the messages of torch's libraries -> what to look at. The first that is found counts.
+# Part of a message of torch's libraries -> advice; the first match counts.
 ADVICE: dict[str, str] = {
     "Duplicate GPU": "two processes use one GPU; start as many processes as there are GPUs",
     "nable to find address": "this host's name has no address; set GLOO_SOCKET_IFNAME to the network interface to use",
@@ -73,14 +69,14 @@ class HangError(RuntimeError):
 
 
 class ProcessAddress(NamedTuple):
-    """The host of a process, and its number there."""
+    """The host of a process, and its process id there."""
 
     host: str
-    number: int
+    pid: int
 
 
 class _FailureStore:
-    """The failure that the processes have published in the store that all share."""
+    """The published failure, in the store that all processes share."""
 
     def __init__(self, store: Any, rank: int, world_size: int):
         self.store = store
@@ -91,23 +87,23 @@ class _FailureStore:
     def publish(self, error: BaseException) -> None:
         record = f"{self.rank} {type(error).__name__}: {error}"[:MAX_RECORD_LETTERS]
         self._published = record.encode("utf-8", "backslashreplace").decode()
-        # The process that holds the store may have ended.
+        # The store's process may have ended.
         with suppress(RuntimeError):
             self.store.compare_set(FIRST_FAILURE, "", self._published)
 
     def retract(self) -> None:
-        """Take back an error that was caught, so that no later failure is blamed on it."""
+        """Withdraw an error that was caught, so that no later failure is blamed on it."""
         if self._published:
             with suppress(RuntimeError):
                 self.store.compare_set(FIRST_FAILURE, self._published, "")
             self._published = None
 
     def wait_for_first(self) -> str:
-        """Return the first failure; empty if none is published in time."""
+        """Return the first failure; empty after a timeout."""
         deadline = time.monotonic() + PUBLICATION_TIMEOUT_S
         with suppress(RuntimeError):
             while time.monotonic() < deadline:
-                # Empty if a process has retracted it.
+                # A retracted failure is empty.
                 if self.store.check([FIRST_FAILURE]) and (record := self.store.get(FIRST_FAILURE).decode()):
                     return str(record)
                 time.sleep(0.05)
@@ -115,8 +111,8 @@ class _FailureStore:
 
 
 _store: _FailureStore | None = None
-# All processes by rank, once they are connected.
-_places: list[ProcessAddress] = []
+# All processes by rank; empty until they are connected.
+_peers: list[ProcessAddress] = []
 _stacks: IO[str] | None = None
 
 
@@ -124,7 +120,7 @@ _stacks: IO[str] | None = None
 
 
 def report_errors_to_agent() -> None:
-    """From now on, report the error that ends this process to the agent that has started it, if there is one."""
+    """Report an error that ends this process to torchrun's agent, if any."""
     if os.environ.get(ERROR_FILE):
         report_uncaught(_report_uncaught)
     if (folder := get_reports_folder()) is not None:
@@ -132,7 +128,7 @@ def report_errors_to_agent() -> None:
 
 
 def report_errors(store: Any, rank: int, world_size: int) -> None:
-    """From now on, publish the error that ends this process in the store that all processes share."""
+    """Publish an error that ends this process in the shared store."""
     global _store
     _store = _FailureStore(store, rank, world_size)
     report_uncaught(_report_uncaught)
@@ -144,18 +140,18 @@ def _report_uncaught(error: BaseException) -> None:
         traceback.print_exception(error, file=_stacks)
         _stacks.flush()
     if isinstance(error, HangError) and (folder := get_reports_folder()) is not None:
-        # The script does not catch the error, so the launcher ends the process unless it ends by itself.
+        # The launcher kills this process if it does not end.
         (folder / f"{HUNG_FILE}-{os.getpid()}").touch()
 
 
 def report_error(error: BaseException) -> None:
-    """Publish the error that ends this process for the other processes, and write it for torchrun's agent."""
+    """Publish the error that ends this process, and write it for torchrun's agent."""
     publish_failure(error)
     path = os.environ.get(ERROR_FILE)
     if not path or os.path.exists(path):
         return
     message = {"message": f"{type(error).__name__}: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
-    # A lost connection is a sign that another process has failed; both may fail within one second.
+    # A lost connection means that another process failed, perhaps in the same second.
     follows = is_consequence(error) or (isinstance(error, RuntimeError) and is_collective_error(error))
     step = next((vars(link)[AT_STEP] for link in error_and_reasons(error) if AT_STEP in vars(link)), None)
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
@@ -163,19 +159,18 @@ def report_error(error: BaseException) -> None:
 
 
 def publish_failure(error: BaseException) -> None:
-    """Publish an error of this process for the others, unless it is a consequence of theirs."""
+    """Publish an error of this process, unless another process caused it."""
     if _store is not None and not is_consequence(error):
         _store.publish(error)
 
 
 def set_step_of_error(error: BaseException, step: int) -> None:
-    """Note the optimizer step at which an error came: at the same step it would come again."""
+    """Record the optimizer step of an error: a restart would fail at the same step."""
     with suppress(AttributeError):
         setattr(error, AT_STEP, step)
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether an error comes of the failure of another process."""
     return any(isinstance(link, (FailedElsewhere, LostProcess)) for link in error_and_reasons(error))
 
 
@@ -183,15 +178,15 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def open_stacks(path: Path | None = None) -> IO[str]:
-    """Return the file, by default a temporary one, for the stacks of all threads if SIGTERM or an error in C comes.
+    """Return the file (default: a temporary file) for the stacks of all threads at SIGTERM or an error in C.
 
-    Loader processes that are forked from now on write into it too, when `dump_all_stacks` ends them.
+    Loader processes that are forked later write to it too, when `dump_all_stacks` ends them.
     """
     global _stacks
     if _stacks is None:
-        # Open as long as the process, since signals write into it.
-        make = functools.partial(open, path) if path else tempfile.TemporaryFile
-        _stacks = make("a+", encoding="utf-8", errors="backslashreplace")
+        # Signal handlers write to it, so it is never closed.
+        open_file = functools.partial(open, path) if path else tempfile.TemporaryFile
+        _stacks = open_file("a+", encoding="utf-8", errors="backslashreplace")
         if not faulthandler.is_enabled():
             faulthandler.enable(_stacks)
         if hasattr(faulthandler, "register") and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -200,30 +195,30 @@ def open_stacks(path: Path | None = None) -> IO[str]:
 
 
 def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Callable[[], str]) -> str:
-    """Write, and return, the stacks of all threads of this process and of its loader processes, and end the latter.
+    """Write and return the stacks of all threads of this process and its loader processes, and end the latter.
 
-    A heading precedes them, and what `further` returns follows; it may fail.
+    The text of `further` follows, unless it fails.
     """
     file = open_stacks()
-    beginning = file.seek(0, os.SEEK_END)
+    start = file.seek(0, os.SEEK_END)
     print(heading, file=file, flush=True)
     faulthandler.dump_traceback(file)
-    # Number 0 would be this process with all of its group.
-    numbers = [worker.pid for worker in workers if worker.pid]
-    for number in numbers:
+    # Process id 0 would signal the whole process group.
+    pids = [worker.pid for worker in workers if worker.pid]
+    for pid in pids:
         with suppress(OSError):
             if sys.platform == "linux":
                 import resource
 
-                # No file of its memory is written.
-                resource.prlimit(number, resource.RLIMIT_CORE, (0, 0))
-            # The signal at which faulthandler writes stacks, and that torch leaves alone.
-            os.kill(number, signal.SIGABRT)
-    if numbers:
+                # Prevent a core dump.
+                resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+            # faulthandler writes stacks at SIGABRT, which torch does not handle.
+            os.kill(pid, signal.SIGABRT)
+    if pids:
         time.sleep(WORKER_STACKS_TIMEOUT_S)
     with suppress(Exception):
         print(further(), file=file, flush=True)
-    file.seek(beginning)
+    file.seek(start)
     return file.read()
 
 
@@ -232,10 +227,10 @@ def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Calla
 
 @contextmanager
 def name_failed_process(doing: str) -> Iterator[None]:
-    """Raise LostProcess, which names the process that has failed, for an error of a collective operation in the block.
+    """Convert errors of collectives in the block to LostProcess, which names the failed process.
 
     Parameters:
-        doing: what is done, for the error: "training".
+        doing: the activity, for the error: "training".
     """
     if _store is None:
         yield
@@ -253,19 +248,19 @@ def name_failed_process(doing: str) -> Iterator[None]:
 
 
 def describe_connection_loss(error: RuntimeError) -> str:
-    """Return who has failed, and with what, after an error of a connection; advice if that is not known."""
-    rank, _, words = ("" if _store is None else _store.wait_for_first()).partition(" ")
-    if words:
-        return f"process {rank} failed with {words}"
-    if ended := find_dead_peers():
-        named = f"process{'es' if len(ended) > 1 else ''} {', '.join(map(str, ended))}"
-        return f"{named} has ended without reporting an error; what it, or the system's log, wrote last says why"
+    """Return the failed process and its error, or else advice."""
+    rank, _, failure = ("" if _store is None else _store.wait_for_first()).partition(" ")
+    if failure:
+        return f"process {rank} failed with {failure}"
+    if ranks := find_dead_peers():
+        processes = f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        return f"{processes} has ended without reporting an error; what it, or the system's log, wrote last says why"
     advice = next((advice for sign, advice in ADVICE.items() if sign in str(error)), "one of them has ended, or hangs")
     return f"it cannot reach the others; {advice}"
 
 
 def is_collective_error(error: RuntimeError) -> bool:
-    """Return whether an error comes out of a collective operation, and not from the script."""
+    """Return whether a collective raised an error, and not the script."""
     import torch.distributed as dist
 
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in SIGNS_OF_LIBRARIES)
@@ -274,34 +269,33 @@ def is_collective_error(error: RuntimeError) -> bool:
 # ---- Ends of processes -----------------------------------------------------------------------------------------------
 
 
-def register_peers(places: list[ProcessAddress]) -> None:
-    """Note where the processes run, by rank, so that those can be named that have ended."""
-    global _places
-    _places = places
+def register_peers(peers: list[ProcessAddress]) -> None:
+    """Register the addresses of all processes, by rank, for `find_dead_peers`."""
+    global _peers
+    _peers = peers
 
 
 def find_dead_peers() -> list[int]:
-    """Return the ranks of the processes on this host that were connected and have ended."""
-    here = [(rank, place.number) for rank, place in enumerate(_places) if place.host == socket.gethostname()]
+    """Return the ranks of registered processes on this host that have ended."""
+    pids = {rank: peer.pid for rank, peer in enumerate(_peers) if peer.host == socket.gethostname()}
     deadline = time.monotonic() + PROCESS_END_TIMEOUT_S
-    while here:
-        ended = [rank for rank, number in here if not is_running(number)]
-        if ended or time.monotonic() > deadline:
-            return ended
+    while pids:
+        ranks = [rank for rank, pid in pids.items() if not is_running(pid)]
+        if ranks or time.monotonic() > deadline:
+            return ranks
         time.sleep(0.02)
     return []
 
 
-def is_running(number: int) -> bool:
-    """Return whether the process of this number runs on this host."""
+def is_running(pid: int) -> bool:
     try:
-        os.kill(number, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
         return True
     try:
-        # A process whose end its parent has not noticed is still there, as a zombie (Z).
-        return Path(f"/proc/{number}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+        # Skip zombies (state Z).
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return True

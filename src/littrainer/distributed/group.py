@@ -1,4 +1,4 @@
-"""The default process group: how the processes find each other, and the library that connects them on their device."""
+"""The default process group: rendezvous of the processes, and choice of the backend."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from littrainer.distributed.collectives import connect_hosts
 from littrainer.distributed.failures import report_errors
 
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
-# Both at once: what lies on the host is exchanged over gloo, and no GPU is waited for.
+# Host tensors use gloo, which does not wait for a GPU.
 NCCL_AND_GLOO = "cpu:gloo,cuda:nccl"
 GLOO_SHUTDOWN_S = 0.1
-# Variables that DeepSpeed's engine reads, for a process that no launcher has started.
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-# The default group whose processes leave word of the error that ends them.
+# Variables that DeepSpeed's engine needs without a launcher.
+SINGLE_PROCESS_VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+# The default group whose processes publish their errors.
 _reporting_group: Any = None
 
 
 class RendezvousError(RuntimeError):
-    """The processes have not found each other."""
+    """The processes could not connect to each other."""
 
 
 def ensure_process_group(args: Any) -> None:
-    """Bring the default process group up, unless it is up, or one process alone was started without a launcher.
+    """Initialize the default process group, unless it exists or a single process runs without a launcher.
 
-    All processes call this, and each waits for the others, at most `ddp_timeout` seconds. On GPUs, tensors on the host
-    can be exchanged too, over gloo.
+    A collective call, which waits at most `ddp_timeout` seconds. With NCCL, host tensors can be exchanged over gloo.
     """
     rank, world_size = environment.rank(), environment.world_size()
-    if is_up():
+    if is_initialized():
         size = dist.get_world_size()
         if size not in (1, world_size):
             raise RuntimeError(
@@ -57,21 +56,20 @@ def ensure_process_group(args: Any) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if backend == MPI:
-        # MPI knows its processes itself.
+        # MPI's launcher sets ranks and addresses.
         dist.init_process_group(MPI, timeout=timeout)
     elif world_size == 1:
-        # A single process needs no port, which another training may have.
+        # A single process needs no port, which another training may use.
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
-        _meet(backend, rank, world_size, timeout)
+        _rendezvous(backend, rank, world_size, timeout)
         _report_errors()
-        # All are here. Later one of them may have failed, and the others would wait until the timeout.
+        # Connect now: after a failure the others would wait until the timeout.
         connect_hosts()
     atexit.register(_end_group, os.getpid())
 
 
-def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
-    """Wait until all processes are there, and bring their group up."""
+def _rendezvous(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
     point = environment.get_rendezvous_point()
     if point is None:
         raise RendezvousError(
@@ -99,19 +97,20 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
 
 
 def start_deepspeed_communication(args: Any) -> None:
-    """Bring the process group up, and let DeepSpeed communicate over it."""
+    """Initialize the process group, and DeepSpeed's communication over it."""
     deepspeed: Any = importlib.import_module("deepspeed")
-    works_on, device = importlib.import_module("deepspeed.accelerator").get_accelerator().device_name(), args.device
-    if works_on != device.type:
+    engine_device = importlib.import_module("deepspeed.accelerator").get_accelerator().device_name()
+    device = args.device
+    if engine_device != device.type:
         raise RuntimeError(
-            f"DeepSpeed works on {works_on}, and this training on {device.type}: "
-            f"{'set use_cpu=True' if works_on == 'cpu' else 'leave use_cpu unset'}, or start the script with the "
+            f"DeepSpeed works on {engine_device}, and this training on {device.type}: "
+            f"{'set use_cpu=True' if engine_device == 'cpu' else 'leave use_cpu unset'}, or start the script with the "
             f"environment variable DS_ACCELERATOR={device.type}."
         )
     ensure_process_group(args)
-    if not is_up():
-        # The engine communicates even if it is alone.
-        for name, value in ALONE.items():
+    if not is_initialized():
+        # The engine communicates in a single process too.
+        for name, value in SINGLE_PROCESS_VARIABLES.items():
             os.environ.setdefault(name, value)
         dist.init_process_group(
             choose_backend(device.type, args.ddp_backend), store=dist.HashStore(), rank=0, world_size=1
@@ -121,47 +120,44 @@ def start_deepspeed_communication(args: Any) -> None:
     )
 
 
-def is_up() -> bool:
-    """Return whether there is a default process group."""
+def is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def choose_backend(device_type: str, wanted: str | None) -> str:
-    """Return the communication library, or libraries, for tensors on a device; by default what fits the device."""
-    backend = wanted or (NCCL if device_type == "cuda" else GLOO)
+def choose_backend(device_type: str, requested: str | None) -> str:
+    """Return the backend, or backends by device, for torch's process group; default: by device type."""
+    backend = requested or (NCCL if device_type == "cuda" else GLOO)
     if backend == NCCL and device_type != "cuda":
         raise ValueError(
             f'ddp_backend="nccl" connects NVIDIA GPUs, and the device is {device_type!r}; leave ddp_backend unset, or '
             'set it to "gloo".'
         )
     if not dist.is_backend_available(backend):
-        given = f'ddp_backend="{backend}"' if wanted else f'"{backend}", which {device_type} needs,'
-        have = [name for name in (GLOO, NCCL, MPI) if dist.is_backend_available(name)]
+        source = f'ddp_backend="{backend}"' if requested else f'"{backend}", which {device_type} needs,'
+        available = [name for name in (GLOO, NCCL, MPI) if dist.is_backend_available(name)]
         raise ValueError(
-            f"{given} is not in this build of torch (it has {', '.join(have) or 'none'}). Install a build that has it, "
-            "or set ddp_backend to another one."
+            f"{source} is not in this build of torch (it has {', '.join(available) or 'none'}). Install a build that "
+            "has it, or set ddp_backend to another one."
         )
     return NCCL_AND_GLOO if backend == NCCL and dist.is_backend_available(GLOO) else backend
 
 
 def _report_errors() -> None:
-    """Let the processes of the group that is up leave word of the errors that end them, unless they do."""
     global _reporting_group
     if _reporting_group is dist.group.WORLD or dist.get_world_size() == 1 or MPI in dist.get_backend():
         return
-    # torch has no public name for the store that all processes share.
+    # torch has no public name for the shared store.
     store = dist.PrefixStore("littrainer", dist.distributed_c10d._get_default_store())
     report_errors(store, dist.get_rank(), dist.get_world_size())
     _reporting_group = dist.group.WORLD
 
 
-def _end_group(process_number: int) -> None:
-    # A forked child is in no group.
-    if os.getpid() != process_number or not is_up():
+def _end_group(pid: int) -> None:
+    # Forked children are not in the group.
+    if os.getpid() != pid or not is_initialized():
         return
-    # Gloo's threads take Python's lock to let go of the last tensors. One that comes after Python's end is aborted, and
-    # the process with it.
+    # Gloo's threads abort the process if they release their last tensors after Python's shutdown.
     time.sleep(GLOO_SHUTDOWN_S)
-    # If an error ends this process, the others may be waiting in a collective.
+    # After an error the other processes may wait in a collective, and would block this call.
     if getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()

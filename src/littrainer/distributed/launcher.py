@@ -1,4 +1,4 @@
-"""Starting several processes of one program, on one or several nodes, with torch's elastic agent."""
+"""Launcher of several processes with torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from littrainer.distributed.environment import (
 )
 from littrainer.distributed.failures import CONSEQUENCE, HEARTBEAT_FILE, HUNG_FILE, STACKS_FILE, STEP, is_running
 
-# A shell reports a program that a signal has ended by this number and the signal's.
+# Exit status of a program that a signal ended: this plus the signal's number.
 ENDED_BY_SIGNAL = 128
-# Whoever sets it wants to read what the agent does; else one sentence at the end says what has to be known of it.
+# If unset, the agent logs nothing, and a line on stderr summarizes a failure.
 AGENT_LOG_LEVEL = "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
 MAX_MESSAGE_LETTERS = 500
-# In which a process that does not respond may write the stacks of its threads, before it is killed.
+# Time for a hanging process to write its stacks before it is killed.
 STACKS_TIMEOUT_S = 2.0
-# In which a process that a hang ends may at least end by itself.
+# Time for a process to end after it has reported a hang.
 MIN_ENDING_TIMEOUT_S = 30.0
 
 
 class LaunchError(Exception):
-    """The processes cannot be started; the message is one line that says what to do."""
+    """An error in starting the processes; the message is a line with advice."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes to start, and the address at which they meet.
+    """The processes to start, and their rendezvous address.
 
     Parameters:
-        devices: processes on this node, one for each device.
-        nodes: machines that take part.
+        devices: number of processes on this node, a device for each.
+        nodes: number of machines.
         node_rank: index of this machine.
-        main_address: address of the first machine; None is this one, and for one node only.
-        main_port: port there; None takes a free port on one node, and torchrun's on several.
-        grace_seconds: seconds to end after a signal, before processes are killed; None takes the environment's.
-        min_devices: processes that are enough after failures; None is as many as at first.
-        restarts: number of restarts.
-        hang_seconds: seconds after which a process that does not respond is ended; None never ends one.
+        main_address: address of the first machine; None: this machine, with a single node.
+        main_port: port there; None: any free port with a single node, else torchrun's default.
+        grace_seconds: time to end after a signal before a process is killed; None: from the environment.
+        min_devices: minimum number of processes after failures; None: `devices`.
+        restarts: maximum number of restarts.
+        hang_seconds: time without a heartbeat after which a process is ended; None: never.
     """
 
     devices: int
@@ -74,33 +74,32 @@ class Launch:
 
     @property
     def world_size(self) -> int:
-        """Number of all processes."""
         return self.devices * self.nodes
 
     @property
     def reduced_devices(self) -> int | None:
-        """The next smaller number of processes that may share the same global batch; None if there is none."""
-        numbers = range(self.min_devices or self.devices, self.devices)
-        return max((number for number in numbers if self.devices % number == 0), default=None)
+        """The next smaller number of processes that divides the global batch equally, or None."""
+        counts = range(self.min_devices or self.devices, self.devices)
+        return max((count for count in counts if self.devices % count == 0), default=None)
 
     @property
     def is_watched(self) -> bool:
-        """Whether the processes report where they stood when one has failed, and may be started again."""
+        """True if the processes write reports for restarts or the detection of hangs."""
         return bool(self.restarts) or self.hang_seconds is not None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure that ended processes that were started together.
+    """The failure that ended a launch.
 
     Parameters:
-        words: one line about the process that failed first.
-        status: exit status for the command.
-        rank: of that process; None if it did not respond.
-        was_killed: it ended by a signal, or because it did not respond.
-        error: type and message of its exception; empty if it reported none.
-        step: the optimizer step of the exception, if a training raised it.
-        stacks: stacks of the threads of the processes, as far as they have written them.
+        message: a line about the process that failed first.
+        status: exit status of the command.
+        rank: rank of that process; None if it did not respond.
+        was_killed: whether it was ended by a signal, or did not respond.
+        error: type and message of its exception; empty if not reported.
+        step: optimizer step of the exception, if a training raised it.
+        stacks: stacks of the processes' threads that were written.
     """
 
     words: str
@@ -113,25 +112,24 @@ class Failure:
 
 
 def check_launch(launch: Launch) -> None:
-    """Refuse what cannot be started."""
-    devices, nodes, fewest, port = launch.devices, launch.nodes, launch.min_devices, launch.main_port
-    asked = f"--devices {fewest}:{devices}"
+    devices, nodes, minimum, port = launch.devices, launch.nodes, launch.min_devices, launch.main_port
+    option = f"--devices {minimum}:{devices}"
     refused = {
         f"--devices {devices}: give the number of processes on this node, 1 or more": devices < 1,
         f"--nodes {nodes}: give the number of machines, 1 or more": nodes < 1,
         f"--node-rank {launch.node_rank}: with --nodes {nodes} the machines are numbered from 0 to {nodes - 1}": (
             not 0 <= launch.node_rank < nodes
         ),
-        f"{asked}: give MIN:MAX, both 1 or more, and MIN not above MAX": (
-            fewest is not None and not 0 < fewest <= devices
+        f"{option}: give MIN:MAX, both 1 or more, and MIN not above MAX": (
+            minimum is not None and not 0 < minimum <= devices
         ),
-        f"{asked} needs --restarts N; give it too, or one number": fewest is not None and not launch.restarts,
+        f"{option} needs --restarts N; give it too, or one number": minimum is not None and not launch.restarts,
         "--restarts takes a number from 0 up, and --hang-timeout seconds from 1 up": (
             launch.restarts < 0 or not (launch.hang_seconds is None or launch.hang_seconds >= 1)
         ),
         "--restarts, --hang-timeout and --devices MIN:MAX are about the processes of one machine, and --nodes "
         f"{nodes} asks for several; let the scheduler start the job again, and the script call "
-        'train(resume_from_checkpoint="auto")': nodes > 1 and (launch.is_watched or fewest is not None),
+        'train(resume_from_checkpoint="auto")': nodes > 1 and (launch.is_watched or minimum is not None),
         f"--main-port {port} is no port; it has to be from 1 to {MAX_PORT}": (
             port is not None and not 0 < port <= MAX_PORT
         ),
@@ -139,10 +137,10 @@ def check_launch(launch: Launch) -> None:
             nodes > 1 and launch.main_address is None
         ),
     }
-    for complaint, is_wrong in refused.items():
-        if is_wrong:
-            raise LaunchError(complaint)
-    _grace_seconds(launch)
+    for message, is_refused in refused.items():
+        if is_refused:
+            raise LaunchError(message)
+    _get_grace_seconds(launch)
     if nodes > 1 and port is None:
         port = DEFAULT_PORT
     if port is not None and launch.node_rank == 0 and _is_port_in_use(port):
@@ -154,38 +152,39 @@ def check_launch(launch: Launch) -> None:
 def run_processes(
     launch: Launch, command: list[str], restart: Callable[[Failure], Launch | None] = lambda failure: None
 ) -> int:
-    """Run one command in several processes, with torchrun's variables, until all have ended.
+    """Run a command in several processes, with torchrun's variables, until all have ended.
 
-    When a process fails the others are ended, and a line on stderr names it. Signals that end this process end all.
+    If a process fails, the others are ended, and a line on stderr names it. A signal that ends this process ends all.
 
     Parameters:
-        command: the python interpreter, and what it runs.
-        restart: is called after a failure, and returns what to start next; None ends it.
+        command: the python interpreter and its arguments.
+        restart: called after a failure; returns the next launch, or None to stop.
 
     Returns:
-        0, or the exit status of the process that failed first; 128 and the signal's number if a signal ended it.
+        0, or the exit status of the process that failed first; 128 plus the signal's number if a signal ended it.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
     if AGENT_LOG_LEVEL not in os.environ:
         logging.disable()
-    os.environ[GRACE] = str(_grace_seconds(launch))
+    os.environ[GRACE] = str(_get_grace_seconds(launch))
     if launch.devices > 1:
         os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
     folder = tempfile.mkdtemp(prefix="littrainer-")
     if launch.is_watched:
         os.environ[TRAININGS] = os.path.join(folder, "trainings.json")
-    following: Launch | None = launch
+    next_launch: Launch | None = launch
     status = 0
     try:
-        while following is not None:
-            failure = _run_once(following, command, tempfile.mkdtemp(dir=folder))
+        while next_launch is not None:
+            failure = _run_once(next_launch, command, tempfile.mkdtemp(dir=folder))
             if failure is None:
                 return 0
             print(f"littrainer: {failure.message}", file=sys.stderr, flush=True)
-            status, following = failure.status, restart(failure)
+            status = failure.status
+            next_launch = restart(failure)
     except SignalException as error:
-        # The processes have ended by then. Whoever started this one sees that a signal has ended it.
+        # All processes have ended. End by the same signal, so that the parent sees it.
         signal.signal(error.sigval, signal.SIG_DFL)
         shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), error.sigval)
@@ -221,17 +220,17 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
             raise LaunchError(
                 f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other "
                 f"at {launch.main_address or LOCAL_ADDRESS}:{launch.main_port or DEFAULT_PORT}: "
-                f"{_in_one_line(error)}; start the same command on each machine, with another --node-rank"
+                f"{_join_lines(error)}; start the same command on each machine, with another --node-rank"
             ) from error
-    for number in {*ended, *(failure.pid for failure in failures.values())} if sys.platform != "win32" else ():
-        # A loader process that was stopped has to continue to see that its parent has ended.
+    for pid in {*ended, *(failure.pid for failure in failures.values())} if sys.platform != "win32" else ():
+        # A stopped loader process must continue to notice that its parent has ended.
         with contextlib.suppress(OSError):
-            os.killpg(number, signal.SIGCONT)
+            os.killpg(pid, signal.SIGCONT)
     files = {path.stem.rpartition("-")[2]: path.read_text() for path in sorted(Path(folder).glob(f"{STACKS_FILE}-*"))}
-    stacks = "".join(f"---- process {number} ----\n{text}" for number, text in files.items() if text)
+    stacks = "".join(f"---- process {rank} ----\n{text}" for rank, text in files.items() if text)
     if ended:
-        words = "; ".join(f"pid {number} {why} and was ended" for number, why in sorted(ended.items()))
-        return Failure(words, ENDED_BY_SIGNAL + signal.SIGTERM, was_killed=True, stacks=stacks)
+        message = "; ".join(f"pid {pid} {reason} and was ended" for pid, reason in sorted(ended.items()))
+        return Failure(message, ENDED_BY_SIGNAL + signal.SIGTERM, was_killed=True, stacks=stacks)
     if not failures:
         return None
     rank, failure = _root_cause(failures)
@@ -241,7 +240,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
         ENDED_BY_SIGNAL - failure.exitcode if was_killed else failure.exitcode,
         rank,
         was_killed,
-        "" if was_killed else _reported(failure),
+        "" if was_killed else _get_reported_error(failure),
         failure.error_file_data.get(STEP),
         stacks,
     )
@@ -249,15 +248,15 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
 
 @contextlib.contextmanager
 def _end_processes_without_heartbeat(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
-    """End processes that no longer touch their heartbeat file, or do not end; yields their numbers, and why."""
+    """End processes whose heartbeat stops, or that hang at their end; yield their ids and the reasons."""
     ended: dict[int, str] = {}
     if seconds is None:
         yield ended
         return
     is_over = threading.Event()
     limits = {HEARTBEAT_FILE: seconds, HUNG_FILE: max(seconds, MIN_ENDING_TIMEOUT_S)}
-    # File -> its time, and when this process saw that time first.
-    seen: dict[Path, tuple[int, float]] = {}
+    # File -> its last modification, and when this process first saw it.
+    heartbeats: dict[Path, tuple[int, float]] = {}
 
     def watch() -> None:
         while not is_over.wait(min(1.0, seconds / 4)):
@@ -266,21 +265,22 @@ def _end_processes_without_heartbeat(folder: Path, seconds: float | None) -> Ite
                     check_file(path)
 
     def check_file(path: Path) -> None:
-        time_of_file = path.stat().st_mtime_ns
+        modified = path.stat().st_mtime_ns
         kind, _, number = path.name.rpartition("-")
-        if path not in seen or seen[path][0] != time_of_file:
-            seen[path] = time_of_file, time.monotonic()
-        elif time.monotonic() - seen[path][1] >= limits[kind] and is_running(int(number)):
-            ended[int(number)] = f"has not answered for {limits[kind]:g} s (--hang-timeout)"
-            end(int(number))
+        pid = int(number)
+        if path not in heartbeats or heartbeats[path][0] != modified:
+            heartbeats[path] = modified, time.monotonic()
+        elif time.monotonic() - heartbeats[path][1] >= limits[kind] and is_running(pid):
+            ended[pid] = f"has not responded for {limits[kind]:g} s (--hang-timeout)"
+            end(pid)
 
-    def end(number: int) -> None:
-        os.kill(number, signal.SIGTERM)
+    def end(pid: int) -> None:
+        os.kill(pid, signal.SIGTERM)
         if sys.platform != "win32":
-            # A stopped process has to continue to write its stacks.
-            os.kill(number, signal.SIGCONT)
-            if not is_over.wait(STACKS_TIMEOUT_S) and is_running(number):
-                os.kill(number, signal.SIGKILL)
+            # A stopped process must continue to write its stacks.
+            os.kill(pid, signal.SIGCONT)
+            if not is_over.wait(STACKS_TIMEOUT_S) and is_running(pid):
+                os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -291,7 +291,7 @@ def _end_processes_without_heartbeat(folder: Path, seconds: float | None) -> Ite
         thread.join()
 
 
-def _grace_seconds(launch: Launch) -> int:
+def _get_grace_seconds(launch: Launch) -> int:
     try:
         seconds = read_env_int(GRACE, DEFAULT_GRACE_S) if launch.grace_seconds is None else launch.grace_seconds
     except ValueError as error:
@@ -306,7 +306,7 @@ def _grace_seconds(launch: Launch) -> int:
 
 def _get_rendezvous_settings(launch: Launch) -> dict[str, Any]:
     if launch.nodes == 1:
-        # An address that needs no name service; port 0 is any free one.
+        # Localhost needs no name service; port 0 is any free port.
         return {
             "rdzv_backend": "c10d",
             "rdzv_endpoint": f"{LOCAL_ADDRESS}:{launch.main_port or 0}",
@@ -322,10 +322,10 @@ def _get_rendezvous_settings(launch: Launch) -> dict[str, Any]:
 
 
 def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
-    """Return the failure that came first, and not because another process had failed."""
+    """Return rank and failure of the process that failed first, unless another caused it."""
 
-    def order(entry: tuple[int, Any]) -> tuple[bool, int, int]:
-        rank, failure = entry
+    def order(item: tuple[int, Any]) -> tuple[bool, int, int]:
+        rank, failure = item
         was_ended = failure.exitcode == -signal.SIGTERM or bool(failure.error_file_data.get(CONSEQUENCE))
         return was_ended, failure.timestamp, rank
 
@@ -335,21 +335,19 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
 def _describe_failure(rank: int, launch: Launch, failure: Any) -> str:
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with status {failure.exitcode}"
     node = f"node {launch.node_rank}, " if launch.nodes > 1 else ""
-    reported = _reported(failure)
-    why = f": {_in_one_line(reported)}" if failure.exitcode > 0 and reported else ""
-    others = f"; the others{' of this machine' if launch.nodes > 1 else ''} were ended too"
-    return (
-        f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid}) {how}{why}"
-        f"{others if launch.world_size > 1 else ''}"
-    )
+    error = _get_reported_error(failure)
+    reason = f": {_join_lines(error)}" if failure.exitcode > 0 and error else ""
+    suffix = f"; the others{' of this machine' if launch.nodes > 1 else ''} were ended too"
+    process = f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid})"
+    return f"{process} {how}{reason}{suffix if launch.world_size > 1 else ''}"
 
 
-def _reported(failure: Any) -> str:
+def _get_reported_error(failure: Any) -> str:
     report = failure.error_file_data.get("message")
     return str(report.get("message", "")) if isinstance(report, dict) else ""
 
 
-def _in_one_line(message: object) -> str:
+def _join_lines(message: object) -> str:
     text = " ".join(str(message).split())
     return text if len(text) <= MAX_MESSAGE_LETTERS else f"{text[:MAX_MESSAGE_LETTERS]} ..."
 
@@ -357,7 +355,7 @@ def _in_one_line(message: object) -> str:
 def _is_port_in_use(port: int) -> bool:
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
         if os.name == "posix":
-            # As the store itself binds: a port that a process has just left counts as free.
+            # The store binds in the same way: a port that was just released counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

@@ -1,7 +1,6 @@
-"""Layout of the processes: a grid of replicas of a sharded model, its shards, and tensor parallelism.
+"""Layout of the processes: a grid of `dp_replicate` x `dp_shard` x `tp`, outermost dimension first.
 
-The dimensions are `dp_replicate`, `dp_shard` and `tp`, outermost first. Processes that differ in the last dimension
-alone see the same data.
+Processes that differ in `tp` only see the same data.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from littrainer.runtime.lazy_isinstance import is_a
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# Sizes that `parallelism_config` may name, in the order of the grid.
+# Sizes in `parallelism_config`, in the order of the grid.
 SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size", "tp_size")
-# Further fields of accelerate's ParallelismConfig; they are about dimensions that are refused, or about nothing.
+# Fields of accelerate's ParallelismConfig that are ignored.
 FURTHER_SETTINGS = ("cp_backend", "sp_backend", "tp_handler", "cp_handler", "sp_handler")
-# Size -> why it has to be 1.
+# Size that must be 1 -> reason.
 REFUSED_SIZES: dict[str, str] = {
     "cp_size": "context parallelism needs an attention that passes keys and values from process to process",
     "sp_size": "sequence parallelism exchanges attention heads between processes by DeepSpeed's Ulysses",
 }
-# Dimensions of the mesh of all processes.
 MESH_DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
 # Environment variables of `accelerate launch --use_parallelism_config`.
 SWITCH_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 SIZE_VARIABLE_PREFIX = "PARALLELISM_CONFIG_"
-# Attribute of the arguments: the layout of a model that was sharded before the Trainer got it.
+# Attribute of the arguments: the layout of a model that was sharded before it was passed to the Trainer.
 _SIZES_OF_MODEL = "_layout_of_model"
 
 
@@ -40,10 +38,10 @@ class ProcessLayout:
     """Sizes of the grid of processes; their product is the world size.
 
     Parameters:
-        replicas: copies of the model, sharded or not, that see different data.
-        shards: processes over which the parameters of one copy are sharded, each with different data.
-        tensor_parallel: processes that compute each layer together, on the same data.
-        is_given: somebody has asked for this layout; else it is as many replicas as there are processes.
+        replicas: number of copies of the model, sharded or not, each with different data.
+        shards: number of processes over which the parameters of a copy are sharded, each with different data.
+        tensor_parallel: number of processes that compute each layer together, on the same data.
+        is_given: whether this layout was requested; else all processes are replicas.
     """
 
     replicas: int
@@ -53,15 +51,15 @@ class ProcessLayout:
 
     @property
     def data_parallel(self) -> int:
-        """Number of parts into which the data is split."""
+        """Number of shards of the data."""
         return self.replicas * self.shards
 
 
 def get_requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
-    """Return what names the sizes of the grid, for errors, and each of `SIZES`; 1 if it is not named."""
-    source, config = _asked_for(args)
+    """Return the source of the sizes, for errors, and `SIZES` with their values; default: 1."""
+    source, config = _read_requested(args)
     sizes = dict.fromkeys(SIZES, 1)
-    sizes.update({name: _size(source, name, config[name]) for name in SIZES if config.get(name) is not None})
+    sizes.update({name: _parse_size(source, name, config[name]) for name in SIZES if config.get(name) is not None})
     for name, reason in REFUSED_SIZES.items():
         if sizes[name] > 1:
             raise NotImplementedError(
@@ -73,45 +71,45 @@ def get_requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
 
 
 def get_process_layout(args: Any) -> ProcessLayout:
-    """Return the grid that `parallelism_config`, the launcher's environment or a sharded model asks for."""
+    """Return the grid that `parallelism_config`, the launcher's environment or a sharded model requests."""
     source, sizes = get_requested_sizes(args)
-    replicas, shards, together = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
-    of_model = vars(args).get(_SIZES_OF_MODEL)
-    if of_model is not None:
-        source, (together, shards, replicas) = "the sharded model", of_model
-    total = replicas * shards * together
+    replicas, shards, tp_size = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
+    sizes_of_model = vars(args).get(_SIZES_OF_MODEL)
+    if sizes_of_model is not None:
+        source, (tp_size, shards, replicas) = "the sharded model", sizes_of_model
+    total = replicas * shards * tp_size
     if total == 1:
         return ProcessLayout(args.world_size, 1, 1, is_given=False)
     if total != args.world_size:
         raise ValueError(
-            f"{source} lays out dp_replicate_size={replicas} x dp_shard_size={shards} x tp_size={together} = {total} "
+            f"{source} lays out dp_replicate_size={replicas} x dp_shard_size={shards} x tp_size={tp_size} = {total} "
             f"processes, and there are {args.world_size}. Let the product be {args.world_size}, or start {total}."
         )
-    return ProcessLayout(replicas, shards, together, is_given=True)
+    return ProcessLayout(replicas, shards, tp_size, is_given=True)
 
 
 def data_parallel_size(args: Any) -> int:
-    """Return the number of parts into which each batch of all processes is split."""
+    """Return the number of shards of each global batch."""
     return get_process_layout(args).data_parallel
 
 
 def data_parallel_rank(args: Any) -> int:
-    """Return which of these parts is this process's."""
+    """Return the index of this process's shard of each global batch."""
     return args.process_index // get_process_layout(args).tensor_parallel
 
 
 def tensor_parallel_size(args: Any) -> int:
-    """Return the number of processes that compute each layer together, on the same data."""
+    """Return the number of processes that compute each layer together."""
     return get_process_layout(args).tensor_parallel
 
 
 def tensor_parallel_rank(args: Any) -> int:
-    """Return which of these processes this one is."""
+    """Return the rank of this process among the processes that compute each layer together."""
     return args.process_index % get_process_layout(args).tensor_parallel
 
 
 def get_sharding_sizes(args: Any) -> tuple[int, int]:
-    """Return the number of replicas, and of processes over which each is sharded; by default there is one replica."""
+    """Return the number of replicas, and of shards of each; default: a single replica."""
     layout = get_process_layout(args)
     if not layout.is_given:
         return 1, layout.data_parallel
@@ -124,7 +122,7 @@ def get_sharding_sizes(args: Any) -> tuple[int, int]:
 
 
 def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
-    """Return a new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call."""
+    """Create a mesh of all processes with `MESH_DIMENSIONS`; a collective call."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = (replicas, shards, tensor_parallel_size(args))
@@ -132,17 +130,17 @@ def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
 
 
 def set_layout_from_model(args: Any, model: Any) -> None:
-    """Lay the processes out as a model that transformers has sharded; it decides over `parallelism_config`."""
+    """Use the layout of a model that transformers has sharded; it overrides `parallelism_config`."""
     vars(args).pop(_SIZES_OF_MODEL, None)
-    together = getattr(model, "_tp_size", None) or 1
-    if together > 1:
-        _refuse_plain_slices(model, together)
+    tp_size = getattr(model, "_tp_size", None) or 1
+    if tp_size > 1:
+        _check_no_plain_slices(model, tp_size)
         settings = getattr(getattr(model, "config", None), "distributed_config", None)
         shards = getattr(settings, "fsdp_size", None) or 1
         replicas = getattr(settings, "dp_replicate_size", None) or 1
-        vars(args)[_SIZES_OF_MODEL] = (together, shards, replicas)
+        vars(args)[_SIZES_OF_MODEL] = (tp_size, shards, replicas)
     layout = get_process_layout(args)
-    if not layout.is_given or together > 1:
+    if not layout.is_given or tp_size > 1:
         return
     if args.deepspeed and layout.replicas != args.world_size:
         raise ValueError(
@@ -156,8 +154,8 @@ def set_layout_from_model(args: Any, model: Any) -> None:
         )
 
 
-def _refuse_plain_slices(model: Any, processes: int) -> None:
-    # As transformers 5.3 splits: norms would be those of slices, and each process would save its own as the whole.
+def _check_no_plain_slices(model: Any, processes: int) -> None:
+    # transformers 5.3 splits into plain tensors: each process would clip by, and save, its slice only.
     if not any(is_a(parameter, "sharded tensor") for parameter in model.parameters()):
         raise ValueError(
             f"{type(model).__name__} was split over {processes} processes when it was loaded, into plain tensors, "
@@ -166,8 +164,8 @@ def _refuse_plain_slices(model: Any, processes: int) -> None:
         )
 
 
-def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return what names the sizes, for errors, and those that are named."""
+def _read_requested(args: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the source of the sizes, for errors, and the sizes that it sets."""
     config: Any = getattr(args, "parallelism_config", None)
     source = "parallelism_config"
     if config is None:
@@ -188,7 +186,7 @@ def _asked_for(args: Any) -> tuple[str, Mapping[str, Any]]:
     return source, {name: getattr(config, name) for name in SIZES}
 
 
-def _size(source: str, name: str, value: Any) -> int:
+def _parse_size(source: str, name: str, value: Any) -> int:
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{source} has {name}={value!r}; it has to be a whole number from 1 up.")

@@ -1,1 +1,1 @@
-"""Lightning strategies as a Trainer needs them, and which one the arguments ask for."""
+"""Lightning's strategies, adapted to a Trainer, and their choice by the arguments."""

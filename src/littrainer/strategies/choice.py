@@ -1,7 +1,4 @@
-"""Which of Lightning's strategies the arguments ask for.
-
-Asking for its name loads neither Lightning nor any of them.
-"""
+"""Choice of the strategy, without importing Lightning."""
 
 from __future__ import annotations
 
@@ -18,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class TrainedModel(Protocol):
-    """What a strategy works on, looked at when it is needed: a training may exchange all of it."""
+    """The parts of a Trainer that strategies read late, since a training may replace them."""
 
     args: Any
     model: Any
     model_wrapped: Any
     optimizer: Any
+    is_fsdp_enabled: bool
 
 
 def _fsdp_version(args: Any) -> int | None:
@@ -31,8 +29,7 @@ def _fsdp_version(args: Any) -> int | None:
     return None if plan is None else plan.version
 
 
-# Name -> whether arguments ask for it, its module here, and the function in it that makes it. The first that is asked
-# for is taken.
+# Name -> condition on the arguments, module, and function that creates it. The first match counts.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "DeepSpeed": (has_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
     "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "fsdp1", "ResidentFSDP1Strategy"),
@@ -42,17 +39,16 @@ STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "DDP": (lambda args: True, "data_parallel", "create_ddp_strategy"),
 }
 
-# Strategies that split the model's parameters in place when Lightning sets them up.
 SHARDING_STRATEGIES = ("FSDP version 1", "FSDP", "tensor parallel")
 
 
 def strategy_name(args: Any) -> str:
-    """The name, among `STRATEGIES`, of the strategy that arguments ask for."""
-    return next(name for name, (is_asked_for, *_) in STRATEGIES.items() if is_asked_for(args))
+    """Return the key in `STRATEGIES` of the strategy for the arguments."""
+    return next(name for name, (is_requested, *_) in STRATEGIES.items() if is_requested(args))
 
 
 def create_strategy(trained: TrainedModel) -> Strategy:
-    """A new strategy for a `lightning.Trainer` that carries out what the arguments ask for."""
+    """Create the strategy for the arguments."""
     _, module, function = STRATEGIES[strategy_name(trained.args)]
-    make: Callable[[TrainedModel], Strategy] = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-    return make(trained)
+    create: Callable[[TrainedModel], Strategy] = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    return create(trained)

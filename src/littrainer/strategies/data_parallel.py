@@ -1,7 +1,7 @@
-"""A copy of the model in each process, with gradients averaged between them (DDP).
+"""DDP: a replica of the model in each process, with averaged gradients.
 
-DistributedDataParallel is put around the user's model and not around Lightning's module: that is what subclasses of a
-Trainer are handed, and only what runs in its forward is searched for unused parameters.
+DistributedDataParallel wraps the user's model and not Lightning's module: subclasses of a Trainer expect it there, and
+only its forward is searched for unused parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from littrainer.strategies.choice import TrainedModel
 
 
-# Argument -> keyword of Lightning's DDPStrategy. If an argument is not set, torch's default holds.
+# Argument -> keyword of Lightning's DDPStrategy. Unset arguments leave torch's default.
 DDP_KEYWORDS: dict[str, str] = {
     "ddp_find_unused_parameters": "find_unused_parameters",
     "ddp_bucket_cap_mb": "bucket_cap_mb",
@@ -36,20 +36,19 @@ DDP_KEYWORDS: dict[str, str] = {
 
 
 class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
-    """Lightning's DDPStrategy for a Trainer's model.
+    """DDPStrategy that wraps the user's model when the Trainer creates its optimizer.
 
-    DDP is put around the user's model when the Trainer makes its optimizer, and gradients are exchanged at the last
-    micro-batch of a window.
+    Gradients are reduced at the last micro-batch of a window.
     """
 
     is_fitting = False
     block_backward_sync = block_backward_sync
 
     def _configure_launcher(self) -> None:
-        """Take none: the processes of a Trainer are running, and Lightning refuses its launcher in a notebook."""
+        """Create no launcher, which Lightning refuses in a notebook."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a training as Lightning does; for an evaluation the processes' models are left as they are."""
+        """Prepare a training as Lightning does; evaluations do not synchronize the model."""
         self.is_fitting = trainer.state.fn == TrainerFn.FITTING
         if self.is_fitting:
             super().setup(trainer)
@@ -58,33 +57,31 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
             self.set_up_in_place(trainer)
 
     def model_to_device(self) -> None:
-        """Move the model, unless it stays in place."""
         assert self.model is not None
         if not is_immovable(self.model):
             super().model_to_device()
 
     def configure_ddp(self) -> None:
-        """Do nothing yet: the Trainer calls `data_parallel`."""
+        """Do nothing: the Trainer calls `wrap_in_ddp`."""
 
-    def data_parallel(self, model: nn.Module) -> DistributedDataParallel:
-        """DDP around a model, with the first process's weights in all of them.
+    def wrap_in_ddp(self, model: nn.Module) -> DistributedDataParallel:
+        """Wrap a model in DDP, which broadcasts the first process's weights.
 
         Raises:
             ValueError: DDP cannot train it.
         """
-        _refuse_what_ddp_cannot_train(model)
+        _check_single_device(model)
         wrapped = self._setup_model(model)
         hook: Any = self._ddp_comm_hook
         if hook is not None:
-            # Lightning would pass over it on a CPU.
+            # Lightning ignores the hook on a CPU.
             wrapper = self._ddp_comm_wrapper
             wrapped.register_comm_hook(self._ddp_comm_state, hook if wrapper is None else wrapper(hook))
-        trained_in: Any = wrapped
-        trained_in.parameters_exchanged = _trained_parameters(model)
+        vars(wrapped)["parameters_reduced"] = _get_trained_parameters(model)
         return wrapped
 
     def teardown(self) -> None:
-        """Leave the model where it is, without the layers of a training that synchronize."""
+        """Undo `sync_batchnorm`; the model stays on its device."""
         if self.is_fitting and self._layer_sync is not None:
             assert self.model is not None
             self.model = self._layer_sync.revert(self.model)
@@ -92,7 +89,7 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
 
 
 def get_ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
-    """The keywords for Lightning's DDPStrategy that the arguments stand for."""
+    """Return the arguments as keywords of Lightning's DDPStrategy."""
     values = {keyword: getattr(args, argument) for argument, keyword in DDP_KEYWORDS.items()}
     values["timeout"] = args.ddp_timeout_delta
     if values["find_unused_parameters"] is None:
@@ -101,8 +98,8 @@ def get_ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
 
 
 def _recomputes_layers(args: Any, model: Any) -> bool:
-    # The search for unused parameters and a recomputed forward exclude one another in models that recompute their
-    # layers reentrantly. Releases of transformers know one of these names, and warn of the other.
+    # Reentrant activation checkpointing breaks DDP's search for unused parameters. Each release of transformers defines
+    # only the first or second name, and warns of the other.
     if not is_a(model, "pretrained model"):
         return False
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")
@@ -111,26 +108,25 @@ def _recomputes_layers(args: Any, model: Any) -> bool:
 
 
 def create_ddp_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
-    """The strategy for a copy of the model in each process."""
     args = trained.args
     return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **get_ddp_keywords(args, trained.model))
 
 
 def is_reusable_ddp(wrapped: Any, model: nn.Module) -> bool:
-    """Whether an earlier training's wrapper is DDP around this model, for these processes and parameters."""
+    """Return whether `wrapped` is DDP around this model, process group and set of trained parameters."""
     return (
         isinstance(wrapped, DistributedDataParallel)
         and wrapped.module is model
         and wrapped.process_group is dist.group.WORLD
-        and getattr(wrapped, "parameters_exchanged", None) == _trained_parameters(model)
+        and getattr(wrapped, "parameters_reduced", None) == _get_trained_parameters(model)
     )
 
 
-def _trained_parameters(model: nn.Module) -> set[int]:
+def _get_trained_parameters(model: nn.Module) -> set[int]:
     return {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
 
 
-def _refuse_what_ddp_cannot_train(model: nn.Module) -> None:
+def _check_single_device(model: nn.Module) -> None:
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1:
         raise ValueError(

@@ -1,8 +1,7 @@
-"""DeepSpeed: optimizer states, gradients and parameters sharded over the processes (ZeRO), by its engine.
+"""DeepSpeed's engine (ZeRO).
 
-The engine is around the user's model. It steps the optimizer within the backward pass of a window's last micro-batch,
-clips gradients by itself and scales the losses of fp16. If its configuration says so it makes optimizer and schedule
-too, and steps the latter.
+The engine wraps the user's model. It steps the optimizer within the backward pass of a window's last micro-batch, clips
+gradients and scales fp16 losses. Its configuration can define optimizer and schedule, which the engine then creates.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import importlib
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -23,24 +22,24 @@ from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.stepping import OptimizerWrapper, has_fused_backward
 from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.strategies.choice import TrainedModel
 from littrainer.strategies.model_wrapping import get_compile_keywords
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses
 
 if TYPE_CHECKING:
     from littrainer.arguments.deepspeed import DeepSpeedConfig
-    from littrainer.strategies.choice import TrainedModel
 
 logger = logging.getLogger(__name__)
 
 
 class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
-    """Lightning's strategy around an engine that holds the user's model, which stays on its device.
+    """DeepSpeedStrategy with an engine around the user's model.
 
-    Lightning's own would put its module into the engine, and give the weights of checkpoints other names than
-    transformers does. It makes the windows of optimizer steps too; here they are the Trainer's.
+    Lightning wraps its own module, so that weights in checkpoints have other names than in transformers. It also
+    accumulates gradients itself; here the Trainer does.
 
     Parameters:
-        trained: the model, and the arguments.
+        trained: the model and the arguments.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -54,38 +53,36 @@ class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
             exclude_frozen_parameters=is_a(trained.model, "peft model"),
         )
         self._args = args
-        # Lightning would fill in its own values; the Trainer's are in it when the engine is made.
+        # Keep Lightning from filling in values; `create_engine` does.
         self._config_initialized = True
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """No: the windows are the Trainer's, and the last one of an epoch may be shorter."""
+        """False: the Trainer accumulates."""
         return False
 
     @property
     def deepspeed_engine(self) -> Any:
-        """The engine, around the user's model."""
         module: Any = self.lightning_module
         return module.owner.deepspeed
 
     def setup_environment(self) -> None:
-        """Take the device, and bring communication up."""
         Strategy.setup_environment(self)
         self.setup_distributed()
 
     def setup_distributed(self) -> None:
-        """Bring communication up, on whatever device DeepSpeed works on."""
+        """Initialize communication, on CPUs too."""
         self.set_world_ranks()
         self._process_group_backend = self._get_process_group_backend()
         start_deepspeed_communication(self._args)
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
-        """Nothing to enter: the model is there, and sharded if `from_pretrained` made it."""
+        """Do nothing: the model exists, and `from_pretrained` shards it."""
         yield
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Let the module's `configure_optimizers` make the engine; without training only a sharded model needs one."""
+        """Create the engine, in the module's `configure_optimizers`; evaluations need it in stage 3 only."""
         module: Any = self.lightning_module
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
@@ -99,37 +96,37 @@ class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
 
 
 class EngineOptimizer(OptimizerWrapper):
-    """The optimizer of an engine as a Trainer holds it: to be looked at, since the engine steps it by itself.
+    """The Trainer's view of an engine's optimizer, which the engine steps.
 
     Parameters:
-        optimizer: DeepSpeed's.
-        made_by_user: whether it was made of one that was given to the Trainer.
+        optimizer: DeepSpeed's optimizer.
+        is_from_user: whether it wraps an optimizer that was passed to the Trainer.
     """
 
-    def __init__(self, optimizer: Any, made_by_user: bool = False):
+    def __init__(self, optimizer: Any, is_from_user: bool = False):
         super().__init__(optimizer)
-        self.made_by_user = made_by_user
+        self.is_from_user = is_from_user
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the engine left the last step out, since gradients of fp16 were not finite."""
+        """True if the engine skipped the last step because of non-finite fp16 gradients."""
         return bool(getattr(self.optimizer, "overflow", False))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing: the engine has stepped."""
+        """Do nothing: the engine steps."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: the engine clears gradients when it has stepped."""
+        """Do nothing: the engine zeroes gradients after its step."""
 
 
 class EngineSchedule:
     """A schedule that the engine steps.
 
     Parameters:
-        scheduler: the one that does the work; everything else is asked of it.
+        scheduler: DeepSpeed's scheduler, which provides all other attributes.
     """
 
-    # Its state is in the engine's part of a checkpoint.
+    # The engine's checkpoint files contain the state.
     is_saved_by_engine = True
 
     def __init__(self, scheduler: Any):
@@ -141,67 +138,79 @@ class EngineSchedule:
         return getattr(self.scheduler, name)
 
     def get_last_lr(self) -> list[float]:
-        """The rates of the last step; 0 if the engine has skipped all steps so far, as fp16 begins."""
+        """Return the rates of the last step; 0 before the first step, which fp16 may delay."""
         try:
             return self.scheduler.get_last_lr()
         except AssertionError:
-            # DeepSpeed's schedules have none before their first step.
             return [0.0]
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the engine has stepped it."""
+        """Do nothing: the engine steps it."""
 
 
-# ---- Making the engine -----------------------------------------------------------------------------------------------
+# ---- Creation of the engine ------------------------------------------------------------------------------------------
 
 
-def create_engine(trainer: Any, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
-    """Make the engine for a training, with optimizer and schedule, and hand these to the Trainer.
+class EngineOwner(TrainedModel, Protocol):
+    """The parts of a Trainer that the engine is created from and stored in."""
+
+    session: Any
+    deepspeed: Any
+    lr_scheduler: Any
+
+    def create_optimizer(self) -> Any: ...
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any: ...
+
+
+def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
+    """Create the engine, optimizer and schedule of a training, and store them in the Trainer.
 
     Parameters:
         max_steps: optimizer steps of the training.
-        overridden: `create_optimizer`, `create_scheduler` or both, as far as a subclass overrides them.
+        overridden: names among `create_optimizer` and `create_scheduler` that a subclass overrides.
 
     Raises:
-        ValueError: the configuration contradicts the arguments, or what was given to the Trainer.
+        ValueError: the configuration contradicts the arguments, or objects that were passed to the Trainer.
     """
-    session, made = trainer.session, trainer.session.optimization
-    config = resolved_config(trainer.args, trainer.model, session.train_batch_size, max_steps)
+    session, optimization = trainer.session, trainer.session.optimization
+    config = resolve_config(trainer.args, trainer.model, session.train_batch_size, max_steps)
     start_deepspeed_communication(trainer.args)
-    if isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.made_by_user:
+    if isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.is_from_user:
         raise ValueError(
             "DeepSpeed has taken the optimizer apart that was given as `optimizers`, so a second train() cannot go on "
             "with it: make a new Trainer, or let the arguments name the optimizer."
         )
-    # What an earlier training has made.
+    # Drop the objects of an earlier training.
     if isinstance(trainer.optimizer, EngineOptimizer):
-        made.optimizer = None
-    if made.is_default_schedule:
-        made.schedule, made.is_default_schedule = None, False
+        optimization.optimizer = None
+    if optimization.is_default_schedule:
+        optimization.schedule = None
+        optimization.is_default_schedule = False
     settings = config.config
-    for section, method, given in (
+    for section, method, current in (
         ("optimizer", "create_optimizer", trainer.optimizer),
         ("scheduler", "create_scheduler", trainer.lr_scheduler),
     ):
         is_overridden = method in overridden
-        if section in settings and (is_overridden or given is not None):
-            there = (
-                f"{type(trainer).__name__}.{method}" if is_overridden else f"the one given as `optimizers` ({given})"
+        if section in settings and (is_overridden or current is not None):
+            source = (
+                f"{type(trainer).__name__}.{method}" if is_overridden else f"the one given as `optimizers` ({current})"
             )
             raise ValueError(
-                f'There are two: "{section}" of the DeepSpeed configuration, and {there}. Take one of them out.'
+                f'There are two: "{section}" of the DeepSpeed configuration, and {source}. Take one of them out.'
             )
     if "optimizer" in settings and trainer.lr_scheduler is not None:
         raise ValueError(
             "The schedule given as `optimizers` drives another optimizer than the one that DeepSpeed makes by the "
             'section "optimizer" of its configuration. Take that section out, or leave the schedule to the arguments.'
         )
-    _warn_of_what_has_no_effect(trainer.args)
+    _warn_of_ignored_arguments(trainer.args)
     if trainer.deepspeed is not None:
         trainer.deepspeed.destroy()
         session.deepspeed, trainer.model_wrapped = None, trainer.model
     keywords: dict[str, Any] = {}
-    made_by_user = trainer.optimizer is not None
+    is_from_user = trainer.optimizer is not None
     if "optimizer" not in settings:
         trainer.create_optimizer()
         if has_fused_backward(trainer.optimizer):
@@ -209,50 +218,51 @@ def create_engine(trainer: Any, max_steps: int, overridden: Collection[str]) -> 
                 f"{type(trainer.optimizer).__name__} updates the weights during the backward pass, and DeepSpeed's "
                 "engine steps after it: set `optim` to another one."
             )
-        keywords["optimizer"] = _for_engine(trainer.optimizer, config)
+        keywords["optimizer"] = _adapt_to_offload(trainer.optimizer, config)
         settings["zero_allow_untested_optimizer"] = True
     elif "scheduler" not in settings:
 
-        def schedule_for(optimizer: Any) -> Any:
-            made.schedule = None
+        def create_schedule(optimizer: Any) -> Any:
+            optimization.schedule = None
             trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
             return trainer.lr_scheduler
 
-        keywords["lr_scheduler"] = schedule_for
+        keywords["lr_scheduler"] = create_schedule
     parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     engine, optimizer, schedule = _initialize(
         trainer.args, trainer.model, settings, model_parameters=parameters, **keywords
     )
     session.deepspeed = trainer.model_wrapped = engine
-    made.optimizer = EngineOptimizer(optimizer, made_by_user and "optimizer" not in settings)
+    optimization.optimizer = EngineOptimizer(optimizer, is_from_user and "optimizer" not in settings)
     if schedule is not None:
-        made.schedule, made.is_default_schedule = EngineSchedule(schedule), True
+        optimization.schedule = EngineSchedule(schedule)
+        optimization.is_default_schedule = True
     else:
         trainer.create_scheduler(num_training_steps=max_steps, optimizer=trainer.optimizer)
     session.model_is_prepared = True
     return trainer.optimizer, trainer.lr_scheduler
 
 
-def create_evaluation_engine(trainer: Any) -> None:
-    """Make an engine without optimizer around a model whose parameters are sharded, unless there is one."""
+def create_evaluation_engine(trainer: EngineOwner) -> None:
+    """Create an engine without optimizer in stage 3, unless the Trainer has an engine."""
     if trainer.deepspeed is not None:
         return
     session = trainer.session
-    config = resolved_config(trainer.args, trainer.model, session.train_batch_size, 0)
+    config = resolve_config(trainer.args, trainer.model, session.train_batch_size, 0)
     if not config.is_zero3():
         return
     start_deepspeed_communication(trainer.args)
-    without_training = {name: value for name, value in config.config.items() if name not in ("optimizer", "scheduler")}
-    engine, _, _ = _initialize(trainer.args, trainer.model, without_training)
+    settings = {name: value for name, value in config.config.items() if name not in ("optimizer", "scheduler")}
+    engine, _, _ = _initialize(trainer.args, trainer.model, settings)
     session.deepspeed = trainer.model_wrapped = engine
     session.model_is_prepared = True
 
 
-def resolved_config(args: Any, model: Any, train_batch_size: int, max_steps: int) -> DeepSpeedConfig:
-    """The configuration with all its values, as arguments, model and length of the training are now.
+def resolve_config(args: Any, model: Any, train_batch_size: int, max_steps: int) -> DeepSpeedConfig:
+    """Return the configuration with values instead of `auto`.
 
     Raises:
-        ValueError: it contradicts the arguments, or leaves a value open that nothing says.
+        ValueError: the configuration contradicts the arguments, or nothing defines a value.
     """
     config: DeepSpeedConfig = args.hf_deepspeed_config
     config.trainer_config_process(args, args.auto_find_batch_size, train_batch_size)
@@ -274,10 +284,10 @@ def _initialize(args: Any, model: Any, settings: dict[str, Any], **keywords: Any
     return engine, optimizer, schedule
 
 
-def _for_engine(optimizer: Any, config: DeepSpeedConfig) -> Any:
-    """An optimizer as the engine takes it: DeepSpeed's own of that kind if its states lie on the host."""
-    place = config.get_value("zero_optimization.offload_optimizer.device", "none")
-    if place in (None, "none") or not config.get_value("zero_force_ds_cpu_optimizer", True):
+def _adapt_to_offload(optimizer: Any, config: DeepSpeedConfig) -> Any:
+    """Return the optimizer, or DeepSpeed's CPU version if its states are offloaded to the host."""
+    device = config.get_value("zero_optimization.offload_optimizer.device", "none")
+    if device in (None, "none") or not config.get_value("zero_force_ds_cpu_optimizer", True):
         return optimizer
     settings = {name: value for name, value in optimizer.defaults.items() if name in ("lr", "weight_decay")}
     if isinstance(optimizer, torch.optim.Adagrad):
@@ -287,7 +297,7 @@ def _for_engine(optimizer: Any, config: DeepSpeedConfig) -> Any:
 
 
 def cast_to_engine_dtype(args: Any, data: torch.Tensor) -> torch.Tensor:
-    """A model's input in the number format that the engine holds the model in; integers as they are."""
+    """Cast a model input to the engine's dtype; integers stay unchanged."""
     return data.to(args.hf_deepspeed_config.dtype()) if data.is_floating_point() or data.is_complex() else data
 
 
@@ -295,13 +305,10 @@ def cast_to_engine_dtype(args: Any, data: torch.Tensor) -> torch.Tensor:
 
 
 def check_deepspeed(args: Any, lightning_keywords: dict[str, Any]) -> None:
-    """Refuse what DeepSpeed cannot do together.
+    """Raise ValueError for settings that DeepSpeed does not support, with a remedy.
 
     Parameters:
-        lightning_keywords: what was given for the `lightning.Trainer`, from all places.
-
-    Raises:
-        ValueError: names the two things of which one has to go.
+        lightning_keywords: all keywords for the `lightning.Trainer`.
     """
     config: DeepSpeedConfig = args.hf_deepspeed_config
     refused = {
@@ -316,16 +323,16 @@ def check_deepspeed(args: Any, lightning_keywords: dict[str, Any]) -> None:
         "tensor parallelism (parallelism_config with a tp_size): set one of the two": tensor_parallel_size(args) > 1,
         "a strategy given as lightning={'strategy': ...}: set one of the two": ("strategy" in lightning_keywords),
     }
-    for what, is_asked_for in refused.items():
-        if is_asked_for:
-            raise ValueError(f"`deepspeed` does not go with {what}.")
+    for setting, is_used in refused.items():
+        if is_used:
+            raise ValueError(f"`deepspeed` does not go with {setting}.")
 
 
-def _warn_of_what_has_no_effect(args: Any) -> None:
-    """Say, in the process that logs, which arguments the configuration leaves without effect."""
+def _warn_of_ignored_arguments(args: Any) -> None:
+    """Warn of arguments that the configuration overrides."""
     config: dict[str, Any] = args.hf_deepspeed_config.config
-    # Argument -> whether it has none, and why.
-    idle = {
+    # Argument -> whether it has no effect, and the reason.
+    ignored = {
         "max_grad_norm": (
             args.max_grad_norm and "gradient_clipping" not in config,
             'write "gradient_clipping": "auto" into the configuration',
@@ -339,7 +346,7 @@ def _warn_of_what_has_no_effect(args: Any) -> None:
             'the configuration has a section "scheduler"',
         ),
     }
-    for name, (has_none, why) in idle.items():
-        if has_none and args.should_log:
+    for name, (is_ignored, reason) in ignored.items():
+        if is_ignored and args.should_log:
             value = getattr(args, name)
-            logger.warning("%s=%s has no effect under `deepspeed`: %s.", name, getattr(value, "value", value), why)
+            logger.warning("%s=%s has no effect under `deepspeed`: %s.", name, getattr(value, "value", value), reason)

@@ -1,7 +1,7 @@
-"""Sharding by FSDP's first version, which torch has for GPUs, through Lightning's FSDPStrategy.
+"""FSDP version 1, through Lightning's FSDPStrategy; torch supports it on GPUs only.
 
-The user's model is wrapped and not Lightning's module: that is what subclasses of a Trainer are handed, and what
-checkpoints take their names from.
+FSDP wraps the user's model and not Lightning's module: subclasses of a Trainer expect it there, and checkpoints use its
+names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, get_sharding_plan
 from littrainer.distributed.layout import get_sharding_sizes
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.fsdp2 import find_layer_classes, ignored_modules
+from littrainer.strategies.fsdp2 import find_ignored_modules, find_layer_classes
 from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
-    """Lightning's FSDPStrategy for a Trainer's model, which stays wrapped where it is.
+    """FSDPStrategy for a Trainer's model, which stays wrapped after a run.
 
     Parameters:
-        trained: the model, which is wrapped here, and its arguments and optimizer.
+        trained: the model, which is wrapped here, its optimizer, and the arguments.
 
     Raises:
-        ValueError: it does not go with something else that is asked for.
+        ValueError: the Trainer has an optimizer with the parameters of the unwrapped model.
     """
 
     block_backward_sync = block_backward_sync
@@ -44,12 +44,12 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
                 "`optimizers` were made with the parameters of a whole model, and FSDP version 1 puts others in their "
                 "place. Override create_optimizer, pass `optimizer_cls_and_kwargs`, or set fsdp_config={'version': 2}."
             )
-        keywords = first_version_keywords(trained.args, trained.model)
+        keywords = get_fsdp1_keywords(trained.args, trained.model)
         super().__init__(cluster_environment=LaunchedProcesses(trained.args), **keywords)
         self._trained = trained
 
     def parallelize(self, model: nn.Module) -> None:
-        """Wrap the Trainer's model, unless an earlier run has; Lightning asks for it before each run."""
+        """Wrap the Trainer's model, unless it is wrapped; called before each run."""
         trained = self._trained
         if is_a(trained.model_wrapped, "flat sharded module"):
             return
@@ -63,28 +63,25 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
         self.set_up_in_place(trainer)
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Let the Trainer make its optimizer from the wrapper's parameters, or from the same objects."""
+        """Create the optimizer without Lightning's check for flat parameters."""
         self._reset_optimizers_and_schedulers()
         super(FSDPStrategy, self).setup_optimizers(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One micro-batch, by the module itself: the wrapper is within it."""
-        return self._step_of_module("training_step", *args, **kwargs)
+        return self._call_module("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of an evaluation, by the module itself."""
-        return self._step_of_module("validation_step", *args, **kwargs)
+        return self._call_module("validation_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of a prediction, by the module itself."""
-        return self._step_of_module("predict_step", *args, **kwargs)
+        return self._call_module("predict_step", *args, **kwargs)
 
-    def _step_of_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.lightning_module, name)(*args, **kwargs)
 
 
-def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
-    """The keywords of Lightning's FSDPStrategy that the arguments stand for."""
+def get_fsdp1_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
+    """Return the arguments as keywords of Lightning's FSDPStrategy."""
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
     plan = get_sharding_plan(args)
@@ -109,17 +106,17 @@ def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
     if plan.activation_checkpointing:
         keywords["activation_checkpointing_policy"] = policy if policy is not None else {type(model)}
     if plan.ignored_modules is not None:
-        keywords["ignored_modules"] = ignored_modules(model, plan.ignored_modules)
+        keywords["ignored_modules"] = find_ignored_modules(model, plan.ignored_modules)
     dtype = get_autocast_dtype(args)
     if dtype is not None:
         keywords["mixed_precision"] = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
     if plan.cpu_ram_efficient_loading:
-        keywords["param_init_fn"] = functools.partial(_without_values, device=args.device)
+        keywords["param_init_fn"] = functools.partial(_allocate, device=args.device)
     return keywords
 
 
-def _without_values(module: nn.Module, device: torch.device) -> None:
-    # The first process sends them their values.
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    # The first process broadcasts the values later.
     module.to_empty(device=device, recurse=False)
 
 
@@ -135,7 +132,7 @@ def _wrap_policy(model: nn.Module, plan: ShardingPlan) -> Any:
         return ModuleWrapPolicy(classes) if classes else None
 
     def is_wrapped(module: nn.Module) -> bool:
-        # Layers, and what is trained of an adapter each for itself, so that frozen weights are not joined to it.
+        # Wrap adapters separately from frozen weights: FSDP1 flattens parameters, which must be trained uniformly.
         weight = getattr(module, "weight", None)
         is_trained = not list(module.children()) and isinstance(weight, nn.Parameter) and weight.requires_grad
         return type(module) in classes or is_trained

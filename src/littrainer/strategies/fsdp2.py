@@ -1,11 +1,9 @@
-"""Parameters, gradients and optimizer states sharded over the processes (FSDP2), on GPUs and on CPUs.
-
-The model is sharded in place: its modules stay the user's objects, and its parameters become torch's DTensors.
-"""
+"""FSDP2, in place: modules stay the user's objects, and parameters become DTensors."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -16,71 +14,71 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan
 from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-# Marks a layer whose activations are computed again in the backward pass.
-RECOMPUTES = "_littrainer_recomputes"
+# Attribute of layers with activation checkpointing.
+CHECKPOINTED = "_littrainer_checkpointed"
 
-# Modules that only hold others: torch shards what has a forward pass.
+# Modules without forward, which torch cannot shard.
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def shard(
-    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, computes_in: torch.dtype | None = None
+    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype | None = None
 ) -> None:
     """Shard a model in place.
 
     Parameters:
-        mesh: the processes to shard over; with two dimensions, the first one holds replicas.
-        device: where the shards lie, unless they are offloaded.
-        computes_in: what forward and backward compute in; None for the parameters' own format.
+        mesh: the processes to shard over; with two dimensions, the first dimension holds replicas.
+        device: device of the shards, unless they are offloaded.
+        dtype: dtype of forward and backward; None: that of the parameters.
 
     Raises:
-        ValueError: the plan names modules that the model does not have, or the first process has no weights to send.
+        ValueError: the plan names modules that the model does not have, or the first process has no weights.
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     layers, units = find_wrapped_layers(model, plan), find_units(model, plan)
     if plan.activation_checkpointing:
         checkpoint_activations(layers, plan)
-    received = _Received(device, plan)
+    broadcaster = _WeightBroadcaster(device, plan)
     for unit in [*units, Unit((model,))]:
-        received.weights_of(unit.modules)
-        # Parameters without values, of which some may be left out, have been replaced.
-        keywords = get_fully_shard_keywords(model, plan, mesh, device, computes_in)
-        if computes_in is not None:
-            _train_in_float32(unit.modules)
+        broadcaster.broadcast(unit.modules)
+        # Not before: the broadcast replaces meta parameters, which the plan may ignore.
+        keywords = get_fully_shard_keywords(model, plan, mesh, device, dtype)
+        if dtype is not None:
+            _convert_trained_to_float32(unit.modules)
         if unit.modules == (model,):
-            # torch keeps what the outermost module gathers until its backward pass, which comes at once.
+            # The default keeps the root's parameters, since its backward follows at once.
             fully_shard(model, **{name: value for name, value in keywords.items() if name != "reshard_after_forward"})
         else:
             modules: Any = unit.modules[0] if len(unit.modules) == 1 else list(unit.modules)
             reshards = keywords["reshard_after_forward"] and unit.reshards
             fully_shard(modules, **{**keywords, "reshard_after_forward": reshards})
     if plan.forward_prefetch:
-        _gather_ahead(layers)
+        _set_forward_prefetch(layers)
     if hasattr(model, "generate"):
-        # It may call a part of the model past the outermost module, whose parameters have to be whole then.
+        # `generate` may bypass the root's forward, which gathers the root's parameters.
         register_fsdp_forward_method(model, "generate")
 
 
 def get_fully_shard_keywords(
-    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, computes_in: torch.dtype | None
+    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """The keywords of torch's `fully_shard` that a plan stands for."""
+    """Return a plan as keywords of torch's `fully_shard`."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-    # Outputs stay as they come: the loss in the float32 that models compute it in.
+    # No output_dtype: models compute their loss in float32.
     keywords: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=computes_in),
-        # If the CPU computes, everything lies in the host's memory anyway.
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
+        # On a CPU, there is nothing to offload.
         "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
     ignored = find_ignored_parameters(model, plan.ignored_modules)
@@ -93,7 +91,7 @@ def get_fully_shard_keywords(
 
 
 def checkpoint_activations(layers: Iterable[nn.Module], plan: ShardingPlan) -> None:
-    """Let layers compute their activations again in the backward pass, within what gathers their parameters.
+    """Add activation checkpointing to layers, inside FSDP's hooks.
 
     Raises:
         ValueError: there are no layers.
@@ -105,14 +103,14 @@ def checkpoint_activations(layers: Iterable[nn.Module], plan: ShardingPlan) -> N
             "Name their classes in transformer_layer_cls_to_wrap, or give min_num_params."
         )
     for layer in layers:
-        if not getattr(layer, RECOMPUTES, False):
-            layer.forward = _recomputing(layer.forward, plan.activation_checkpointing_offload)
-            setattr(layer, RECOMPUTES, True)
+        if not getattr(layer, CHECKPOINTED, False):
+            layer.forward = _checkpoint_forward(layer.forward, plan.activation_checkpointing_offload)
+            setattr(layer, CHECKPOINTED, True)
 
 
-def _recomputing(forward: Callable[..., Any], offloads: bool) -> Callable[..., Any]:
+def _checkpoint_forward(forward: Callable[..., Any], offloads: bool) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def forward_that_is_computed_again(*args: Any, **kwargs: Any) -> Any:
+    def checkpointed_forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if not offloads:
@@ -120,53 +118,52 @@ def _recomputing(forward: Callable[..., Any], offloads: bool) -> Callable[..., A
         with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    return forward_that_is_computed_again
+    return checkpointed_forward
 
 
-def _gather_ahead(layers: list[nn.Module]) -> None:
+def _set_forward_prefetch(layers: list[nn.Module]) -> None:
     sharded: list[Any] = [layer for layer in layers if is_a(layer, "resharding module")]
-    for layer, following in pairwise(sharded):
-        layer.set_modules_to_forward_prefetch([following])
+    for layer, next_layer in pairwise(sharded):
+        layer.set_modules_to_forward_prefetch([next_layer])
 
 
 # ---- Weights ---------------------------------------------------------------------------------------------------------
 
 
-class _Received:
-    """Gives all processes the weights of the first one, module by module, before these are sharded.
+class _WeightBroadcaster:
+    """Broadcaster of the first process's unsharded weights.
 
     Parameters:
-        device: where what the processes send each other lies.
-        plan: whether they do, and whether only the first one has weights.
+        device: device of the broadcast tensors.
+        plan: whether to broadcast, and whether only the first process has weights.
     """
 
     def __init__(self, device: torch.device, plan: ShardingPlan):
         self._device = device
         self._plan = plan
-        self._is_alone = dist.get_world_size() == 1
-        # They stay whole, so that several modules may share one.
+        # Buffers are not sharded, so that modules of several units can share them.
         self._buffers: dict[int, tuple[Any, Any]] = {}
 
-    def weights_of(self, modules: Iterable[nn.Module]) -> None:
-        """Receive the parameters and buffers of modules that are not sharded yet.
+    def broadcast(self, modules: Iterable[nn.Module]) -> None:
+        """Broadcast the unsharded parameters and buffers of modules.
 
         Raises:
-            ValueError: the first process has none.
+            ValueError: the first process has no values.
         """
-        # Modules that share a parameter come here together; to know it for longer would keep it whole.
+        # A unit contains all holders of its parameters. Keeping full parameters for longer would waste memory.
         parameters: dict[int, tuple[Any, Any]] = {}
-        for module in (part for one in modules for part in one.modules()):
-            for tensors, known in ((module._parameters, parameters), (module._buffers, self._buffers)):
+        for module in itertools.chain.from_iterable(module.modules() for module in modules):
+            for tensors, results in ((module._parameters, parameters), (module._buffers, self._buffers)):
                 for name, tensor in tensors.items():
                     if tensor is not None and not is_a(tensor, "sharded tensor"):
-                        if id(tensor) not in known:
-                            made = self._received(tensor, name)
-                            # Both are kept here, so that no other tensor gets the id of one.
-                            known[id(tensor)] = known[id(made)] = tensor, made
-                        tensors[name] = known[id(tensor)][1]
+                        if id(tensor) not in results:
+                            result = self._broadcast_tensor(tensor, name)
+                            # Keep both tensors alive, so that their ids stay unique.
+                            results[id(tensor)] = results[id(result)] = tensor, result
+                        tensors[name] = results[id(tensor)][1]
 
-    def _received(self, tensor: Any, name: str) -> Any:
-        made = tensor
+    def _broadcast_tensor(self, tensor: Any, name: str) -> Any:
+        result = tensor
         if tensor.is_meta:
             if dist.get_rank() == 0 or not self._plan.sync_module_states:
                 raise ValueError(
@@ -175,30 +172,30 @@ class _Received:
                     "initialisation."
                 )
             empty = torch.empty_like(tensor, device=self._device)
-            made = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-        if self._plan.sync_module_states and not self._is_alone:
-            sent = made.data.to(self._device).contiguous()
-            dist.broadcast(sent, src=0)
-            made.data = sent
-        return made
+            result = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        if self._plan.sync_module_states and dist.get_world_size() > 1:
+            data = result.data.to(self._device).contiguous()
+            dist.broadcast(data, src=0)
+            result.data = data
+        return result
 
 
-def _train_in_float32(modules: Iterable[nn.Module]) -> None:
-    # Gradients are exchanged, and weights updated, in the format of the parameters.
+def _convert_trained_to_float32(modules: Iterable[nn.Module]) -> None:
+    # Gradients are reduced, and weights updated, in the parameters' dtype.
     for module in modules:
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.is_floating_point() and not is_a(parameter, "sharded tensor"):
                 parameter.data = parameter.data.float()
 
 
-# ---- What is sharded each for itself ---------------------------------------------------------------------------------
+# ---- Units of sharding -----------------------------------------------------------------------------------------------
 
 
 class Unit(NamedTuple):
     """Modules whose parameters are gathered and freed together.
 
     Parameters:
-        reshards: whether they are freed after the forward pass, if the plan says that any are.
+        reshards: whether parameters are freed after the forward pass, if the plan allows it.
     """
 
     modules: tuple[nn.Module, ...]
@@ -206,77 +203,78 @@ class Unit(NamedTuple):
 
 
 def find_wrapped_layers(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
-    """The layers that the plan wraps, inner ones first.
+    """Return the layers that the plan wraps, inner layers first.
 
     Raises:
-        ValueError: a class that it names is not in the model.
+        ValueError: the plan names a class that is not in the model.
     """
     if plan.auto_wrap_policy == NO_WRAP:
         return []
-    owned = _Owners(model)
+    holders = _ParameterHolders(model)
     if plan.auto_wrap_policy == SIZE_BASED:
-        return _by_size(model, plan.min_num_params, owned)
+        return _choose_by_size(model, plan.min_num_params, holders)
     classes = find_layer_classes(model, plan)
     return [
         module
-        for module in bottom_up(model)
-        if module is not model and type(module) in classes and owned.are_only_in([module])
+        for module in iterate_bottom_up(model)
+        if module is not model and type(module) in classes and holders.are_exclusive([module])
     ]
 
 
 def find_layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
-    """The classes of layers that the plan names, or of those that the model itself wants to be kept in one piece.
+    """Return the layer classes that the plan names; default: the model's `_no_split_modules`.
 
     Raises:
-        ValueError: one that the plan names is not in the model.
+        ValueError: the plan names a class that is not in the model.
     """
-    known = {type(module).__name__: type(module) for module in model.modules()}
-    named = plan.transformer_layer_cls_to_wrap
-    if named is None:
-        own: Any = getattr(model, "_no_split_modules", None) or ()
-        return {known[name] for name in own if name in known}
-    for name in named:
-        if name not in known:
+    classes = {type(module).__name__: type(module) for module in model.modules()}
+    names = plan.transformer_layer_cls_to_wrap
+    if names is None:
+        default_names: Any = getattr(model, "_no_split_modules", None) or ()
+        return {classes[name] for name in default_names if name in classes}
+    for name in names:
+        if name not in classes:
             raise ValueError(
                 f"fsdp_config has transformer_layer_cls_to_wrap={name!r}, and {type(model).__name__} has no module of "
-                f"that class ({suggest_name(name, known)})."
+                f"that class ({suggestion(name, classes)})."
             )
-    return {known[name] for name in named}
+    return {classes[name] for name in names}
 
 
 def find_units(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
-    """What is sharded each for itself, inner modules first; the model, with what is left of it, comes after them."""
+    """Return the modules to shard separately, inner modules first, without the root."""
     layers = find_wrapped_layers(model, plan)
     units = [Unit((layer,)) for layer in layers]
     if plan.auto_wrap_policy != TRANSFORMER_BASED or not layers:
         return units
-    owned, within = _Owners(model), {id(part) for layer in layers for part in layer.modules()}
-    embedding, head = (_embedding(model, name) for name in ("get_input_embeddings", "get_output_embeddings"))
-    if embedding is not None and id(embedding) not in within and owned.are_only_in([embedding]):
+    holders = _ParameterHolders(model)
+    in_layers = {id(module) for layer in layers for module in layer.modules()}
+    embedding = _get_embedding(model, "get_input_embeddings")
+    if embedding is not None and id(embedding) not in in_layers and holders.are_exclusive([embedding]):
         units.append(Unit((embedding,)))
-    norm = _last_norm(model)
-    if head is not None and norm is not None and not {id(head), id(norm)} & within and owned.are_only_in([head, norm]):
-        # They are the last ones of the forward pass and the first ones of the backward pass. The norm runs first, also
-        # where a loss reads the head's weight past its forward.
-        units.append(Unit((norm, head), reshards=False))
-    return units
+    norm, head = _find_last_norm(model), _get_embedding(model, "get_output_embeddings")
+    if norm is None or head is None or {id(head), id(norm)} & in_layers or not holders.are_exclusive([head, norm]):
+        return units
+    # Forward ends, and backward begins, with this unit, so it does not reshard. The norm's forward gathers the head's
+    # weight, which some losses read without calling the head.
+    return [*units, Unit((norm, head), reshards=False)]
 
 
 def find_ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Parameter]:
-    """The parameters of modules whose names match; they stay whole in each process.
+    """Return the parameters of modules that match a pattern, which stay replicated.
 
     Raises:
-        ValueError: it is no regular expression, or matches nothing.
+        ValueError: the pattern is invalid, or matches no module.
     """
-    modules = [] if pattern is None else ignored_modules(model, pattern)
+    modules = [] if pattern is None else find_ignored_modules(model, pattern)
     return {parameter for module in modules for parameter in module.parameters()}
 
 
-def ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """The modules whose whole names match.
+def find_ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules whose full names match.
 
     Raises:
-        ValueError: the pattern is no regular expression, or matches nothing.
+        ValueError: the pattern is no regular expression, or matches no module.
     """
     try:
         matches = re.compile(pattern).fullmatch
@@ -293,14 +291,14 @@ def ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
     return modules
 
 
-def bottom_up(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules, each once and after those in it."""
-    seen: set[int] = set()
+def iterate_bottom_up(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield each module once, after its submodules."""
+    visited: set[int] = set()
 
     def walk(module: nn.Module) -> Iterator[nn.Module]:
-        if id(module) in seen:
+        if id(module) in visited:
             return
-        seen.add(id(module))
+        visited.add(id(module))
         for child in module.children():
             yield from walk(child)
         yield module
@@ -308,8 +306,8 @@ def bottom_up(model: nn.Module) -> Iterator[nn.Module]:
     return walk(model)
 
 
-class _Owners:
-    """Which modules hold each parameter; one that is shared cannot be sharded with one of them alone."""
+class _ParameterHolders:
+    """The modules that hold each parameter: all holders of a shared parameter must be in a unit."""
 
     def __init__(self, model: nn.Module):
         self._holders: dict[int, set[int]] = {}
@@ -318,38 +316,38 @@ class _Owners:
                 if parameter is not None:
                     self._holders.setdefault(id(parameter), set()).add(id(module))
 
-    def are_only_in(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether there are parameters in the modules, all of which nothing else holds."""
+    def are_exclusive(self, modules: Iterable[nn.Module]) -> bool:
+        """Return whether the modules have parameters, and no other module holds them."""
         modules = list(modules)
-        inside = {id(part) for module in modules for part in module.modules()}
-        held = [self._holders[id(parameter)] for module in modules for parameter in module.parameters()]
-        return bool(held) and all(holders <= inside for holders in held)
+        inside = {id(submodule) for module in modules for submodule in module.modules()}
+        holders = [self._holders[id(parameter)] for module in modules for parameter in module.parameters()]
+        return bool(holders) and all(ids <= inside for ids in holders)
 
 
-def _by_size(model: nn.Module, smallest: int, owned: _Owners) -> list[nn.Module]:
+def _choose_by_size(model: nn.Module, min_elements: int, holders: _ParameterHolders) -> list[nn.Module]:
     chosen: list[nn.Module] = []
-    taken: set[int] = set()
-    for module in bottom_up(model):
+    covered: set[int] = set()
+    for module in iterate_bottom_up(model):
         if module is model or isinstance(module, CONTAINERS):
             continue
-        left = [parameter for parameter in module.parameters() if id(parameter) not in taken]
-        if sum(parameter.numel() for parameter in left) >= smallest and owned.are_only_in([module]):
+        remaining = [parameter for parameter in module.parameters() if id(parameter) not in covered]
+        if sum(parameter.numel() for parameter in remaining) >= min_elements and holders.are_exclusive([module]):
             chosen.append(module)
-            taken.update(map(id, left))
+            covered.update(map(id, remaining))
     return chosen
 
 
-def _embedding(model: nn.Module, method: str) -> nn.Module | None:
+def _get_embedding(model: nn.Module, method: str) -> nn.Module | None:
     try:
-        found = getattr(model, method)()
+        embedding = getattr(model, method)()
     except (AttributeError, NotImplementedError):
         return None
-    return found if isinstance(found, nn.Module) else None
+    return embedding if isinstance(embedding, nn.Module) else None
 
 
-def _last_norm(model: Any) -> nn.Module | None:
-    """The norm between the last layer and the head, a direct part of the model without its head."""
+def _find_last_norm(model: Any) -> nn.Module | None:
+    """Return the norm between the last layer and the head."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     base = getattr(inner, getattr(inner, "base_model_prefix", "") or "", inner)
-    norms = [part for part in base.children() if "norm" in type(part).__name__.lower()]
+    norms = [module for module in base.children() if "norm" in type(module).__name__.lower()]
     return norms[-1] if norms else None

@@ -1,7 +1,4 @@
-"""Mixed precision of a Trainer: the model's forward runs in half precision and returns float32.
-
-What a Trainer computes from the outputs, such as the loss of a `compute_loss_func`, stays in float32.
-"""
+"""Mixed precision: the model's forward runs under autocast and returns float32, for losses in float32."""
 
 from __future__ import annotations
 
@@ -17,53 +14,49 @@ from littrainer.arguments.destinations import get_lightning_precision
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
 
-# Lightning's precision -> what the forward pass computes in.
+# Lightning's precision -> dtype of autocast.
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def get_autocast_dtype(args: Any) -> torch.dtype | None:
-    """What the forward pass computes in under autocast; None for the model's own precision, as under DeepSpeed."""
-    if has_deepspeed(args):
-        return None
-    return AUTOCAST_DTYPES.get(get_lightning_precision(args))
+    """Return the dtype for autocast; None without autocast, and with DeepSpeed."""
+    return None if has_deepspeed(args) else AUTOCAST_DTYPES.get(get_lightning_precision(args))
 
 
 def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
-    """From now on, run a model's forward under autocast and return its half precision outputs in float32.
+    """Run a model's forward under autocast, with float32 outputs, until `restore_forward`.
 
-    It stays that way after training, so that what a script computes with the model afterwards agrees with it. Nothing
-    changes for a model that runs that way already.
+    Training does not restore it, so that later computations of a script match.
     """
     if "_original_forward" in vars(model):
         return
     forward: Any = model.forward
     function = getattr(forward, "__func__", None)
     if function is None:
-        model._original_forward, model.forward = forward, _under_autocast(forward, device_type, dtype)
+        model._original_forward, model.forward = forward, _wrap_in_autocast(forward, device_type, dtype)
     else:
-        # Bound to the model, so that a copy of it gets its own forward.
+        # Bound weakly, so that a copy of the model calls its own forward.
         original: Any = WeaklyBound(function, model)
-        in_half: Any = WeaklyBound(_under_autocast(function, device_type, dtype), model)
+        in_half: Any = WeaklyBound(_wrap_in_autocast(function, device_type, dtype), model)
         model._original_forward, model.forward = original, in_half
 
 
 def restore_forward(model: nn.Module) -> None:
-    """Undo `autocast_forward`."""
-    found: Any = vars(model).pop("_original_forward", None)
-    if found is not None:
-        model.forward = found
+    original: Any = vars(model).pop("_original_forward", None)
+    if original is not None:
+        model.forward = original
 
 
-def _under_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> Callable[..., Any]:
+def _wrap_in_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> Callable[..., Any]:
     @functools.wraps(forward)
     def forward_in_half_precision(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device_type, dtype=dtype):
             outputs = forward(*args, **kwargs)
-        return map_nested(_in_float32, outputs)
+        return map_nested(_convert_to_float32, outputs)
 
     return forward_in_half_precision
 
 
-def _in_float32(value: Any) -> Any:
+def _convert_to_float32(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALF_TYPES else value

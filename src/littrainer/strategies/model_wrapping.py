@@ -1,10 +1,10 @@
-"""The Trainer's model as steps call it: in mixed precision, in DDP with several processes, compiled if asked for."""
+"""The model as training steps call it: under autocast, in DDP with several processes, compiled on request."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -12,46 +12,57 @@ from torch import nn
 from littrainer.arguments.process import NO_COMPILATION
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.model.traversal import move_model
+from littrainer.strategies.choice import TrainedModel
 from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
 
 
-def wrap_for_training(trainer: Any) -> nn.Module:
-    """Prepare the model on its device, and return what training steps call.
+class WrappingTrainer(TrainedModel, Protocol):
+    """The parts of a Trainer that wrapping its model reads."""
 
-    `trainer.model` stays the user's module, so that what is saved has its names. What wrapped it once is kept: a second
-    training compiles nothing again.
-    """
+    lightning_module: Any
+
+    def _wrap_model(self, model: nn.Module) -> nn.Module: ...
+
+
+def wrap_for_training(trainer: WrappingTrainer) -> nn.Module:
+    """Return the model as training steps call it, in an earlier training's wrapper if possible."""
     model = trainer.model
-    wrapped_before = any(part is model for part in trainer.model_wrapped.modules())
-    before = trainer.model_wrapped if wrapped_before else model
-    if before is not model and is_wrapped_by_trainer(before, model) and not _exchanges_as_needed(trainer, before):
-        before = model
-    wrapped = trainer._wrap_model(before)
-    # What a subclass puts around the model is called as it is; so it is in transformers.
+    is_wrapped = any(module is model for module in trainer.model_wrapped.modules())
+    current = trainer.model_wrapped if is_wrapped else model
+    if (
+        current is not model
+        and is_wrapped_by_trainer(current, model)
+        and not _is_reusable(current, model, trainer.lightning_module)
+    ):
+        current = model
+    wrapped = trainer._wrap_model(current)
+    # As in transformers, a subclass's wrapper is called unchanged.
     if wrapped is model or is_compiled(wrapped):
-        return autocast_and_compile(trainer, wrapped, _data_parallel(trainer))
+        return autocast_and_compile(trainer, wrapped, _get_ddp_wrapper(trainer.lightning_module))
     return wrapped
 
 
 def autocast_and_compile(
-    trainer: Any, wrapped: nn.Module | None = None, data_parallel: Callable[[nn.Module], nn.Module] | None = None
+    trainer: TrainedModel,
+    wrapped: nn.Module | None = None,
+    wrap_in_ddp: Callable[[nn.Module], nn.Module] | None = None,
 ) -> nn.Module:
-    """Let the model's forward run in mixed precision, and return it, compiled if the arguments ask for it.
+    """Run the model's forward under autocast, and return the model, in DDP and compiled on request.
 
     Parameters:
-        wrapped: the model, or what an earlier training compiled it to.
-        data_parallel: puts DDP around the model.
+        wrapped: the model, or its compiled module of an earlier training.
+        wrap_in_ddp: wraps a module in DDP.
     """
     model = trainer.model
     dtype = get_autocast_dtype(trainer.args)
     plan = get_sharding_plan(trainer.args)
-    # What is sharded computes in half precision by the policy that it is sharded with.
+    # FSDP2 has its own mixed precision policy.
     if dtype is not None and (plan is None or plan.version == 1):
         autocast_forward(model, trainer.args.device.type, dtype)
     if wrapped is not None and wrapped is not model:
         return wrapped
-    if data_parallel is not None:
-        model = data_parallel(model)
+    if wrap_in_ddp is not None:
+        model = wrap_in_ddp(model)
     keywords = get_compile_keywords(trainer.args)
     if keywords is None or is_compiled(model):
         return model
@@ -60,7 +71,7 @@ def autocast_and_compile(
 
 
 def get_compile_keywords(args: Any) -> dict[str, Any] | None:
-    """The keywords for `torch.compile`; None if nothing is compiled."""
+    """Return the keywords for `torch.compile`, or None without compilation."""
     backend = (args.torch_compile_backend or NO_COMPILATION).lower()
     if not args.torch_compile or backend == NO_COMPILATION:
         return None
@@ -71,46 +82,40 @@ def get_compile_keywords(args: Any) -> dict[str, Any] | None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether this is what `torch.compile` returned."""
     compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     return compiled is not None and isinstance(model, compiled)
 
 
-def move_to_device(trainer: Any) -> None:
-    """Move the model to the device of this process; one that is sharded goes there part by part."""
+def move_to_device(trainer: TrainedModel) -> None:
+    """Move the model to this process's device; FSDP moves its shards itself."""
     if not trainer.is_fsdp_enabled:
         move_model(trainer.model, trainer.args.device)
 
 
-def rewrap_after_unfreezing(trainer: Any) -> None:
-    """Put DDP around a model again whose trained parameters a callback has changed: gradients of further ones would not
-    be exchanged.
-    """
-    wrapped, data_parallel = trainer.model_wrapped, _data_parallel(trainer)
-    if data_parallel is None or wrapped is trainer.model or not is_wrapped_by_trainer(wrapped, trainer.model):
+def rewrap_after_unfreezing(trainer: WrappingTrainer) -> None:
+    """Wrap the model in DDP again if a callback has unfrozen parameters: DDP reduces a fixed set."""
+    model, wrapped, wrap_in_ddp = trainer.model, trainer.model_wrapped, _get_ddp_wrapper(trainer.lightning_module)
+    if wrap_in_ddp is None or wrapped is model or not is_wrapped_by_trainer(wrapped, model):
         return
-    if not _exchanges_as_needed(trainer, wrapped):
-        trainer.model_wrapped = autocast_and_compile(trainer, None, data_parallel)
+    if not _is_reusable(wrapped, model, trainer.lightning_module):
+        trainer.model_wrapped = autocast_and_compile(trainer, None, wrap_in_ddp)
 
 
 def is_wrapped_by_trainer(wrapped: Any, model: nn.Module) -> bool:
-    """Whether there is nothing around the model but what `autocast_and_compile` puts there."""
+    """Return whether only `autocast_and_compile` has wrapped the model."""
     inner = wrapped._orig_mod if is_compiled(wrapped) and wrapped is not model else wrapped
     return inner is model or (isinstance(inner, nn.parallel.DistributedDataParallel) and inner.module is model)
 
 
-def _data_parallel(trainer: Any) -> Any:
-    """What puts DDP around a model, while a strategy of that kind carries out a training; else None."""
-    running = trainer.lightning_module
-    return None if running is None else getattr(running.trainer.strategy, "data_parallel", None)
+def _get_ddp_wrapper(lightning_module: Any) -> Any:
+    return None if lightning_module is None else getattr(lightning_module.trainer.strategy, "wrap_in_ddp", None)
 
 
-def _exchanges_as_needed(trainer: Any, wrapped: Any) -> bool:
-    """Whether what was put around the model before serves the training that begins."""
+def _is_reusable(wrapped: Any, model: nn.Module, lightning_module: Any) -> bool:
+    """Return whether an earlier wrapper suits the training that starts."""
     inner = wrapped._orig_mod if is_compiled(wrapped) else wrapped
-    is_data_parallel = isinstance(inner, nn.parallel.DistributedDataParallel)
-    if _data_parallel(trainer) is None:
-        return not is_data_parallel
+    if _get_ddp_wrapper(lightning_module) is None:
+        return not isinstance(inner, nn.parallel.DistributedDataParallel)
     from littrainer.strategies.data_parallel import is_reusable_ddp
 
-    return is_reusable_ddp(inner, trainer.model)
+    return is_reusable_ddp(inner, model)

@@ -1,4 +1,4 @@
-"""One process on one device, and what all strategies of a Trainer have in common."""
+"""The single-device strategy, and the base class and cluster environment of all strategies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class LaunchedProcesses(ClusterEnvironment):
-    """The processes as the arguments know them, so that Lightning and the Trainer never disagree about ranks.
-
-    Parameters:
-        args: training arguments.
-    """
+    """Lightning's cluster environment, with the ranks of the training arguments."""
 
     def __init__(self, args: Any):
         super().__init__()
@@ -33,54 +29,47 @@ class LaunchedProcesses(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Yes: a launcher has started them."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Host of the first process."""
         point = get_rendezvous_point()
         return LOCAL_ADDRESS if point is None else point.address
 
     @property
     def main_port(self) -> int:
-        """Port on which the first process is found."""
         point = get_rendezvous_point()
         return DEFAULT_PORT if point is None else point.port
 
     @staticmethod
     def detect() -> bool:
-        """Never by itself: the Trainer hands it to its strategies."""
+        """Return False: the Trainer passes it to its strategies."""
         return False
 
     def world_size(self) -> int:
-        """Number of all processes."""
         return self._args.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the launcher has decided."""
+        """Do nothing: the launcher sets it."""
 
     def global_rank(self) -> int:
-        """Rank among all processes."""
         return self._args.process_index
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the launcher has decided."""
+        """Do nothing: the launcher sets it."""
 
     def local_rank(self) -> int:
-        """Rank among the processes of this node."""
         return self._args.local_process_index
 
     def node_rank(self) -> int:
-        """Number of this node."""
         return self._args.process_index // self._args.local_world_size
 
 
 class InPlaceStrategy(Strategy):
-    """What a Trainer's strategies add to one of Lightning's: model and optimizer stay on their device."""
+    """Base class of strategies that leave model and optimizer on their device."""
 
     def set_up_in_place(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does, but neither move the model nor wrap it."""
+        """Prepare a run without moving or wrapping the model."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
@@ -89,7 +78,7 @@ class InPlaceStrategy(Strategy):
         self.setup_precision_plugin()
 
     def teardown(self) -> None:
-        """Release what the plugins hold: Lightning would move model and optimizer state to the host."""
+        """Tear down the plugins only: Lightning would move model and optimizer state to the host."""
         self.precision_plugin.teardown()
         if self.accelerator is not None:
             self.accelerator.teardown()
@@ -97,11 +86,7 @@ class InPlaceStrategy(Strategy):
 
 
 def block_backward_sync(strategy: Any) -> Any:
-    """Return a context in which processes do not exchange gradients, unless the current micro-batch needs it.
-
-    Parameters:
-        strategy: the strategy of which this is a method.
-    """
+    """Return a context without gradient sync, unless the micro-batch needs it; a method of strategies."""
     module = strategy.lightning_module
     if module is None or module.should_sync_gradients:
         return nullcontext()
@@ -110,19 +95,19 @@ def block_backward_sync(strategy: Any) -> Any:
 
 
 def disable_gradient_sync(model: Any) -> AbstractContextManager[Any]:
-    """Return a context in which processes do not exchange the gradients of a model.
+    """Return a context without gradient sync.
 
     Parameters:
-        model: sharded by FSDP2, or in a wrapper that has `no_sync`; other models have nothing to exchange.
+        model: an FSDP2 module or a wrapper with `no_sync`; for other models the context does nothing.
     """
     if is_a(model, "resharding module"):
-        return _without_fsdp2_sync(model)
+        return _disable_fsdp2_sync(model)
     no_sync = getattr(model, "no_sync", None)
     return no_sync() if callable(no_sync) else nullcontext()
 
 
 @contextmanager
-def _without_fsdp2_sync(model: Any) -> Iterator[None]:
+def _disable_fsdp2_sync(model: Any) -> Iterator[None]:
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -131,10 +116,10 @@ def _without_fsdp2_sync(model: Any) -> Iterator[None]:
 
 
 class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
-    """Lightning's SingleDeviceStrategy for a Trainer's model; one that a device map has spread is never moved."""
+    """SingleDeviceStrategy that never moves a model with a device map."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does, but leave a model that stays in place where it is, and its optimizer too."""
+        """Prepare a run as Lightning does; a model with a device map stays in place."""
         assert self.model is not None
         if is_immovable(self.model):
             self.set_up_in_place(trainer)
@@ -142,12 +127,11 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
             super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move the model; on the host the Trainer has, and going through it once more would find nothing to move."""
+        """Move the model, unless it is on the device already."""
         model: Any = self.model
         if model.device != self.root_device or not is_on_device(model, self.root_device):
             super().model_to_device()
 
 
 def create_single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
-    """The strategy of one process with one device."""
     return ResidentSingleDeviceStrategy(device=trained.args.device)

@@ -1,4 +1,4 @@
-"""Strategies that a user hands over as `lightning={"strategy": ...}`, made to fit a Trainer."""
+"""Adaptation of strategies from `lightning={"strategy": ...}` to a Trainer."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from littrainer.strategies.choice import TrainedModel, create_strategy
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import LaunchedProcesses, ResidentSingleDeviceStrategy
 
-STARTS_NO_PROCESSES = "popen"
+EXTERNAL_PROCESSES = "popen"
 
 
-# Kind of strategy -> the Trainer's own of that kind; the first that fits is taken.
-FITTED: tuple[tuple[type[Strategy], type[Strategy]], ...] = (
+# Lightning's class -> the Trainer's subclass; the first match counts.
+ADAPTED_CLASSES: tuple[tuple[type[Strategy], type[Strategy]], ...] = (
     (DDPStrategy, ResidentDDPStrategy),
     (SingleDeviceStrategy, ResidentSingleDeviceStrategy),
 )
 
 
-def adapt_strategy(given: Any, trained: TrainedModel) -> Any:
-    """A strategy of the user's, for one `lightning.Trainer` of the processes that are running already.
+def adapt_strategy(strategy: Any, trained: TrainedModel) -> Any:
+    """Return an adapted copy of the user's strategy, for a new `lightning.Trainer`.
 
     Parameters:
-        given: a strategy, which is left as it is, or a name that Lightning knows.
+        strategy: a strategy, which is not modified, or a name in Lightning's registry.
 
     Raises:
-        ValueError: it starts processes itself, or is one of DeepSpeed's.
+        ValueError: the strategy starts processes, or is a DeepSpeedStrategy.
     """
-    fitted: Any = create_strategy(trained) if given == "auto" else _made_to_fit(given)
-    if isinstance(fitted, ParallelStrategy):
+    adapted: Any = create_strategy(trained) if strategy == "auto" else _copy_adapted(strategy)
+    if isinstance(adapted, ParallelStrategy):
         args = trained.args
-        if fitted.cluster_environment is None and args.world_size > 1:
-            fitted.cluster_environment = LaunchedProcesses(args)
-        # Lightning takes the device with the number of the process, and a process may see one GPU only, number 0.
-        fitted.parallel_devices = fitted.parallel_devices or [args.device] * args.local_world_size
-    return fitted
+        if adapted.cluster_environment is None and args.world_size > 1:
+            adapted.cluster_environment = LaunchedProcesses(args)
+        # Lightning indexes the devices by local rank, and a process may see a single GPU, number 0.
+        adapted.parallel_devices = adapted.parallel_devices or [args.device] * args.local_world_size
+    return adapted
 
 
-def _made_to_fit(given: Any) -> Any:
-    if isinstance(given, str) and given in StrategyRegistry:
-        given = StrategyRegistry.get(given)
-    if not isinstance(given, Strategy):
-        # Lightning knows more names, and tells which.
-        return given
-    if isinstance(given, DeepSpeedStrategy):
+def _copy_adapted(strategy: Any) -> Any:
+    if isinstance(strategy, str) and strategy in StrategyRegistry:
+        strategy = StrategyRegistry.get(strategy)
+    if not isinstance(strategy, Strategy):
+        # Lightning checks further names.
+        return strategy
+    if isinstance(strategy, DeepSpeedStrategy):
         raise ValueError(
-            f"lightning={{'strategy': ...}} is a {type(given).__name__}, whose checkpoints from_pretrained does not "
+            f"lightning={{'strategy': ...}} is a {type(strategy).__name__}, whose checkpoints from_pretrained does not "
             "load: pass its configuration as the argument `deepspeed`."
         )
-    start_method = getattr(given, "_start_method", STARTS_NO_PROCESSES)
-    if start_method != STARTS_NO_PROCESSES:
+    start_method = getattr(strategy, "_start_method", EXTERNAL_PROCESSES)
+    if start_method != EXTERNAL_PROCESSES:
         raise ValueError(
-            f"lightning={{'strategy': ...}} is a {type(given).__name__} that starts processes by itself "
+            f"lightning={{'strategy': ...}} is a {type(strategy).__name__} that starts processes by itself "
             f"(start_method={start_method!r}), and a script of a Trainer is started in each process: use "
             "strategy='ddp', and start it with `littrainer run --devices N script.py` or torchrun."
         )
-    own = next((own for kind, own in FITTED if isinstance(given, kind)), None)
-    if own is None or isinstance(given, own):
-        return copy.copy(given)
-    # A strategy serves one lightning.Trainer only, and each training has another.
-    kind = _fitted_class(type(given), own)
-    fitted = kind.__new__(kind)
-    vars(fitted).update(vars(given))
-    return fitted
+    base = next((base for kind, base in ADAPTED_CLASSES if isinstance(strategy, kind)), None)
+    # Always copy: a strategy serves a single lightning.Trainer, and each training creates another.
+    if base is None or isinstance(strategy, base):
+        return copy.copy(strategy)
+    kind = _make_adapted_class(type(strategy), base)
+    adapted = kind.__new__(kind)
+    vars(adapted).update(vars(strategy))
+    return adapted
 
 
 @functools.cache
-def _fitted_class(kind: type[Strategy], own: type[Strategy]) -> type[Strategy]:
-    return type(kind.__name__, (own, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+def _make_adapted_class(kind: type[Strategy], base: type[Strategy]) -> type[Strategy]:
+    return type(kind.__name__, (base, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})

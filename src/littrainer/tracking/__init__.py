@@ -1,4 +1,4 @@
-"""Reporting to experiment trackers: one callback for each service, chosen by `report_to`."""
+"""Experiment trackers: a callback for each service in `report_to`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from littrainer.arguments.report_to import SERVICES
 
-_PLACES = {
+_LOCATIONS = {
     **{service.callback.partition(":")[2]: service.callback for service in SERVICES.values()},
     "LightningLoggersCallback": "lightning_loggers:LightningLoggersCallback",
     "TrackerCallback": "base:TrackerCallback",
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(_LOCATIONS)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _LOCATIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _PLACES[name].partition(":")
+    module, _, attribute = _LOCATIONS[name].partition(":")
     return getattr(importlib.import_module(f"littrainer.tracking.{module}"), attribute)
 
 

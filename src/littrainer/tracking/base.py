@@ -1,4 +1,4 @@
-"""`TrackerCallback`, and the metrics, arguments and files that the callbacks of all experiment trackers write."""
+"""Base class of callbacks for experiment trackers, and conversions of metrics and arguments."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Event = TypeVar("Event", bound=Callable[..., Any])
 
 
 def survives_failure(event: Event) -> Event:
-    """Keep errors of a tracker's event from the training: log a warning, and leave the tracker alone afterwards.
+    """Convert an error of a tracker's event to a warning, and disable the tracker until the next training.
 
-    The next training tries again. Interruptions (KeyboardInterrupt, SystemExit) pass.
+    Interruptions (KeyboardInterrupt, SystemExit) pass.
     """
 
     @functools.wraps(event)
@@ -45,11 +45,11 @@ def survives_failure(event: Event) -> Event:
 
 
 class TrackerCallback(TrainerCallback):
-    """Reports a training to an experiment tracker. Each service has a subclass, whose `setup` users may override.
+    """Base class of the callbacks for experiment trackers; users may override `setup` of a service's callback.
 
-    A service overrides `start_run` and `write_logs`. If it needs further events, it wraps each in `survives_failure`.
-    All methods but `setup` are called on the first process only. They get the training arguments, the Trainer's state
-    (its `global_step` counts optimizer steps), and the model, or None.
+    A service overrides `start_run` and `write_logs`, and wraps further events in `survives_failure`. All methods except
+    `setup` are called on the first process only. They get the training arguments, the Trainer's state (its
+    `global_step` counts optimizer steps), and the model, or None.
 
     Raises:
         ImportError: the service's package is not installed.
@@ -62,18 +62,18 @@ class TrackerCallback(TrainerCallback):
     shares_run: ClassVar[bool] = False
     """Whether Lightning's callbacks write to the same run, with the logger of `find_lightning_logger`."""
     step_metric: ClassVar[str | None] = None
-    """The metric over which the service draws curves; None if it has a step of its own."""
+    """The metric on the horizontal axis of the service's curves; None: the service counts steps."""
     uploads_checkpoints: bool = False
     """Whether checkpoints are uploaded, by `write_checkpoint`."""
 
-    # On the class, so that a subclass whose __init__ leaves this one out still has them.
+    # On the class, for subclasses that do not call __init__.
     _initialized: bool = False
     has_failed: bool = False
-    """Whether the service has failed; nothing more is reported to it until another training begins."""
+    """Whether the service has failed; it is disabled until the next training."""
     lightning_logger: Any = None
-    """The Lightning logger on the service's run, if there is one and `setup` has been called."""
+    """The Lightning logger on the service's run, after `setup`."""
     trial_folder: Path | None = None
-    """In a hyperparameter search, the folder of the trial's checkpoints; its run has the same name."""
+    """The folder of a trial's checkpoints, whose name the trial's run has."""
     _is_trial: bool = False
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class TrackerCallback(TrainerCallback):
         """Return the name that warnings use."""
         return self.service or type(self).__name__
 
-    # ---- What a service overrides ------------------------------------------------------------------------------------
+    # ---- Overridden by services --------------------------------------------------------------------------------------
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Begin to report; called once, on every process. Override it to start the run in another way.
+        """Start reporting; called once, on every process. Override it to start the run in another way.
 
         Parameters:
             args, state, model: the training arguments, the Trainer's state, and the model, or None.
-            kwargs: the other keywords of events, such as `processing_class`; an override names those that it needs.
+            kwargs: the other keywords of events, such as `processing_class`; an override names the keywords it needs.
         """
         self._initialized = True
         if state.is_world_process_zero:
@@ -105,7 +105,7 @@ class TrackerCallback(TrainerCallback):
         """
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write values by name, as they were given to `Trainer.log`.
+        """Write values by name, as passed to `Trainer.log`.
 
         Parameters:
             logs: the values.
@@ -129,7 +129,7 @@ class TrackerCallback(TrainerCallback):
         """
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Write the results of a complete training, and end its run.
+        """Write the results of a training, and end its run.
 
         Parameters:
             args, state, model: as in `setup`.
@@ -150,7 +150,7 @@ class TrackerCallback(TrainerCallback):
         self.release()
 
     def release(self) -> None:
-        """Close the file or end the run that is open, because the training or the service has failed."""
+        """Close the open file or run after a failure."""
 
     def card_badge(self) -> str | None:
         """Return a link to the run for the model card, in Markdown, or None."""
@@ -179,7 +179,7 @@ class TrackerCallback(TrainerCallback):
         return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
 
     def trial_name(self, state: Any) -> str | None:
-        """Return the name that `hp_name` gave the trial, or else the name of its folder; None outside of a search."""
+        """Return the trial's name from `hp_name`, or else of its folder; None outside of a search."""
         if not state.is_hyper_param_search:
             return None
         return state.trial_name or (None if self.trial_folder is None else self.trial_folder.name)
@@ -188,12 +188,12 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start the run, unless there is one."""
+        """Start a run, unless a run exists."""
         self.begin_training(args, state)
         self.set_up_once(args, state, model, **kwargs)
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Let a training that is a trial, or follows one, have another run."""
+        """Start a new run for each trial, and for a training after trials."""
         follows_trial, self._is_trial = self._is_trial, state.is_hyper_param_search
         if self._is_trial or follows_trial:
             if follows_trial and self._initialized and state.is_world_process_zero:
@@ -201,12 +201,12 @@ class TrackerCallback(TrainerCallback):
             self._initialized = False
 
     def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Call `setup`, with the keywords that it takes, unless it has been called."""
+        """Call `setup`, with the keywords that it accepts, unless it has been called."""
         if not self._initialized:
             parameters = inspect.signature(self.setup).parameters
-            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            taken = kwargs if takes_all else {name: value for name, value in kwargs.items() if name in parameters}
-            self.setup(args, state, model, **taken)
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+                kwargs = {name: value for name, value in kwargs.items() if name in parameters}
+            self.setup(args, state, model, **kwargs)
             self._initialized = True
 
     @survives_failure
@@ -220,7 +220,7 @@ class TrackerCallback(TrainerCallback):
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, model: Any = None, **kwargs: Any
     ) -> None:
-        """Report the metrics of a prediction, if the service takes them."""
+        """Report the metrics of a prediction, if `reports_predictions`."""
         if self.reports_predictions:
             self.set_up_once(args, state, model, **kwargs)
             if state.is_world_process_zero:
@@ -240,18 +240,18 @@ class TrackerCallback(TrainerCallback):
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
     ) -> None:
-        """End the run, if the service does so with the training."""
+        """Call `end_run`."""
         if self._initialized and state.is_world_process_zero:
             self.end_run(args, state, model, processing_class)
 
     @survives_failure
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
-        """End the run of a training that has ended with an error or an interruption."""
+        """Call `end_failed_run`, after an error or interruption."""
         if self._initialized and state.is_world_process_zero:
             self.end_failed_run(args, state, error)
 
     def give_up(self, error: BaseException) -> None:
-        """Report nothing more in this training, log why, and release the run."""
+        """Disable the tracker for this training, log the reason, and release the run."""
         self.has_failed = True
         logger.warning(
             "Reporting to %s failed (%s: %.300s). Training continues, and nothing more is reported there.",
@@ -259,14 +259,14 @@ class TrackerCallback(TrainerCallback):
             type(error).__name__,
             next(iter(str(error).splitlines()), ""),
         )
-        logger.info("Where reporting to %s failed:", self.display_name, exc_info=error)
+        logger.info("Traceback of the failure of %s:", self.display_name, exc_info=error)
         # The service may fail again.
         with contextlib.suppress(Exception):
             self.release()
 
 
 def get_model_config(model: Any) -> dict[str, Any]:
-    """Return a model's configuration as a dict without secrets, or an empty dict."""
+    """Return a model's configuration, or an empty dict, with secrets masked."""
     config = getattr(model, "config", None)
     if config is None:
         return {}
@@ -275,19 +275,19 @@ def get_model_config(model: Any) -> dict[str, Any]:
 
 def mask_arguments(args: Any) -> dict[str, Any]:
     """Return the training arguments as plain values, with secrets masked."""
-    shown = {**args.to_dict(), "report_to": [format_tracker(tracker) for tracker in list_trackers(args.report_to)]}
-    if "lightning" in shown:
-        # Loggers and plugins among its values may have secrets as attributes.
-        shown["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
-    return redact_secrets(shown)
+    values = {**args.to_dict(), "report_to": [format_tracker(tracker) for tracker in list_trackers(args.report_to)]}
+    if "lightning" in values:
+        # Loggers and plugins may have secrets as attributes.
+        values["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
+    return redact_secrets(values)
 
 
 def _path_or_class_name(value: Any) -> str:
     return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "__name__", type(value).__name__)
 
 
-def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
-    """Return the parameters of a run in most services: the model's configuration, updated by the arguments."""
+def collect_hyperparameters(args: Any, model: Any) -> dict[str, Any]:
+    """Return the parameters of a run: the model's configuration, updated by the arguments."""
     parameters = {**get_model_config(model), **mask_arguments(args)}
     peft_config = getattr(model, "peft_config", None)
     return parameters if peft_config is None else {"peft_config": peft_config, **parameters}
@@ -295,29 +295,29 @@ def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
 
 # ---- Names and values of metrics -------------------------------------------------------------------------------------
 
-# Splits whose metrics have their name as a prefix; all other values belong to the training.
+# Prefixes of metrics; values without such a prefix belong to the training.
 PREFIXED_SPLITS = ("eval", "test")
 
-# Results of a whole training, which some services keep as the summary of the run and not as a curve.
+# Results of a training, which some services store in the run's summary and not as curves.
 SUMMARY_VALUES = ("train_loss", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 
 
 def rename_for_trackers(logs: dict[str, Any]) -> dict[str, Any]:
     """Return logged values under the names that trackers show: `train/loss`, `eval/accuracy`."""
-    shown = {}
+    renamed = {}
     for name, value in logs.items():
         split, has_prefix, metric = name.partition("_")
-        shown[f"{split}/{metric}" if has_prefix and split in PREFIXED_SPLITS else f"train/{name}"] = value
-    return shown
+        renamed[f"{split}/{metric}" if has_prefix and split in PREFIXED_SPLITS else f"train/{name}"] = value
+    return renamed
 
 
 def drop_summary_values(logs: dict[str, Any]) -> dict[str, Any]:
-    """Return logged values without the results of a whole training, under the names that trackers show."""
+    """Return logged values without `SUMMARY_VALUES`, under the names that trackers show."""
     return rename_for_trackers({name: value for name, value in logs.items() if name not in SUMMARY_VALUES})
 
 
 def convert_to_number(value: Any) -> float | int | None:
-    """Return a number, or a tensor or array of one number, as a plain number; None for everything else."""
+    """Return a number, or a tensor or array with a single element, as a Python number; None for other values."""
     if isinstance(value, numbers.Real):
         return value if isinstance(value, (int, float)) else float(value)
     if getattr(value, "size", None) == 1 or (hasattr(value, "numel") and value.numel() == 1):
@@ -327,7 +327,7 @@ def convert_to_number(value: Any) -> float | int | None:
 
 
 def drop_non_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
-    """Return the values that a service can draw as curves; warn once about each of the others."""
+    """Return the numeric values; warn once about each other value."""
     values = {name: convert_to_number(value) for name, value in logs.items()}
     for name, number in values.items():
         if number is None:
@@ -337,7 +337,7 @@ def drop_non_numbers(logs: dict[str, Any], service: str) -> dict[str, float | in
 
 @functools.cache
 def warn_not_a_number(service: str, name: str, kind: str) -> None:
-    """Warn, once for each service and name, that a value is not reported because it is not a number."""
+    """Warn, once for each service and name, that a value is not reported."""
     logger.warning("%s: the logged value %r is left out, because it is a %s and not a number.", service, name, kind)
 
 

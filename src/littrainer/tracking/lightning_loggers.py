@@ -1,4 +1,4 @@
-"""Lightning's loggers as trackers, and trackers as loggers of a `lightning.Trainer`."""
+"""Lightning's loggers as trackers, and trackers as Lightning's loggers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.data.limits import KeywordSource, count_development_batches, get_lightning_keywords
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.tracking.base import TrackerCallback, drop_non_numbers, hyperparameters, rename_for_trackers
+from littrainer.tracking.base import TrackerCallback, collect_hyperparameters, drop_non_numbers, rename_for_trackers
 
 
-def _for_each_tracker(name: str) -> Callable[..., None]:
+def _make_event(name: str) -> Callable[..., None]:
     def event(self: LightningLoggersCallback, *args: Any, **kwargs: Any) -> None:
         for tracker in self.trackers:
             getattr(tracker, name)(*args, **kwargs)
@@ -20,7 +20,7 @@ def _for_each_tracker(name: str) -> Callable[..., None]:
 
 
 class LightningLoggersCallback(TrackerCallback):
-    """Reports to the Lightning loggers in `report_to`: hyperparameters once, and each logged value.
+    """Callback for the Lightning loggers in `report_to`, which get the hyperparameters and all logged values.
 
     Parameters:
         loggers: the loggers.
@@ -32,7 +32,7 @@ class LightningLoggersCallback(TrackerCallback):
         self.trackers = [_LoggerTracker(logger) for logger in loggers]
 
     on_train_begin, on_log, on_train_end, on_training_failed = map(
-        _for_each_tracker, ("on_train_begin", "on_log", "on_train_end", "on_training_failed")
+        _make_event, ("on_train_begin", "on_log", "on_train_end", "on_training_failed")
     )
 
     def lightning_loggers(self) -> list[Any]:
@@ -41,7 +41,7 @@ class LightningLoggersCallback(TrackerCallback):
 
 
 class _LoggerTracker(TrackerCallback):
-    """Reports to a Lightning logger; if it fails, the others continue."""
+    """Tracker of a single Lightning logger, so that others continue if it fails."""
 
     shares_run = True
 
@@ -54,18 +54,18 @@ class _LoggerTracker(TrackerCallback):
         return type(self.lightning_logger).__name__
 
     def begin_training(self, args: Any, state: Any) -> None:
-        # All trials are one run.
+        # All trials share the run.
         self._is_finalized = False
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        self.lightning_logger.log_hyperparams(hyperparameters(args, model))
+        self.lightning_logger.log_hyperparams(collect_hyperparameters(args, model))
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         self.lightning_logger.log_metrics(
             rename_for_trackers(drop_non_numbers(logs, self.display_name)), state.global_step
         )
         if self._is_finalized:
-            # Some loggers buffer values, and no end of a training follows.
+            # Flush loggers that buffer: the training is over.
             self.lightning_logger.save()
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
@@ -84,7 +84,7 @@ class _LoggerTracker(TrackerCallback):
 
 
 def get_shared_loggers(callbacks: Iterable[Any]) -> list[Any]:
-    """Return loggers for a `lightning.Trainer` that write to the runs of a Trainer's trackers."""
+    """Return Lightning loggers that write to the runs of the trackers among callbacks."""
     trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
 
@@ -93,8 +93,8 @@ def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None
     """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`.
 
     Parameters:
-        source: holds the keywords for `lightning.Trainer`.
-        handler: gets the trackers.
+        source: the object with the keywords for `lightning.Trainer`.
+        handler: the callbacks to extend.
     """
     keyword = get_lightning_keywords(source).get("logger")
     if count_development_batches(source):
@@ -110,7 +110,7 @@ def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None
 
 
 def _default_logger(folder: str) -> Any:
-    """Return the logger that Lightning makes for `logger=True`."""
+    """Return the logger that Lightning creates for `logger=True`."""
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
     try:

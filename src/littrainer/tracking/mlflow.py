@@ -1,4 +1,4 @@
-"""MLflow, with Lightning's MLFlowLogger on MLflow's active run."""
+"""MLflow tracker, with Lightning's MLFlowLogger on the active run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from littrainer.tracking.base import TrackerCallback, drop_non_numbers, get_mode
 
 logger = logging.getLogger(__name__)
 
-# MLflow takes no other characters in the name of a metric.
+# Characters that MLflow does not allow in names of metrics.
 NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 
 
 class MLflowCallback(TrackerCallback):
-    """Reports to MLflow; `start_run` lists the environment variables.
+    """Callback for MLflow; `start_run` lists the environment variables.
 
-    An active run (`mlflow.start_run`) is used and left open. A run that this callback starts ends with the training, as
-    failed if the training fails; later logs go to it too, unless another run is active.
+    An active run (`mlflow.start_run`) is used and stays open. A run that this callback starts ends with the training,
+    as failed if the training fails; later logs are written to it too, unless another run is active.
 
     Raises:
         ImportError: MLflow is not installed, or DISABLE_MLFLOW_INTEGRATION is set.
@@ -46,20 +46,20 @@ class MLflowCallback(TrackerCallback):
         self._pending: Any = None
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Start another run if the one of the last training has ended, or if the script has started another."""
+        """Start a new run if the last training's run has ended, or if the script has started another run."""
         was_initialized = self._initialized
         super().begin_training(args, state)
-        # A run of the script takes all trials, and the parameters of the first: MLflow lets none be changed.
-        is_same = self._active_run_id() == self._run_id_written_to()
+        # All trials share a run of the script, with the first trial's parameters: MLflow does not allow changes.
+        is_same = self._active_run_id() == self._logger_run_id()
         is_nested = self._is_trial and is_enabled_in_environment("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start a run, unless one is active, and write arguments and the model's configuration as its parameters.
+        """Start a run, unless a run is active, and write arguments and the model's configuration as its parameters.
 
         Environment variables: MLFLOW_TRACKING_URI is the server or store; MLFLOW_EXPERIMENT_NAME is the experiment,
         created if it does not exist; MLFLOW_RUN_ID is a run to continue; MLFLOW_NESTED_RUN starts the run inside the
-        active one; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS writes nested parameters one by one;
+        active run; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS flattens nested parameters;
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
         self.uploads_checkpoints = is_enabled_in_environment("HF_MLFLOW_LOG_ARTIFACTS")
@@ -74,9 +74,9 @@ class MLflowCallback(TrackerCallback):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri and not self._ml_flow.is_tracking_uri_set():
             self._ml_flow.set_tracking_uri(uri)
-        is_nested, wanted = is_enabled_in_environment("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
+        is_nested = is_enabled_in_environment("MLFLOW_NESTED_RUN")
         active = self._active_run_id()
-        if active is not None and not is_nested and wanted in (None, "", active):
+        if active is not None and not is_nested and os.environ.get("MLFLOW_RUN_ID") in (None, "", active):
             return
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if experiment:
@@ -95,22 +95,22 @@ class MLflowCallback(TrackerCallback):
                 self._MAX_PARAM_VAL_LENGTH,
                 ", ".join(too_long),
             )
-        kept = [(name, value) for name, value in parameters.items() if name not in too_long]
+        items = [(name, value) for name, value in parameters.items() if name not in too_long]
         limit = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
         if limit.isdigit():
-            kept = kept[: int(limit)]
-        self._ml_flow.log_params(dict(kept), synchronous=False)
+            items = items[: int(limit)]
+        self._ml_flow.log_params(dict(items), synchronous=False)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        self._raise_earlier_failure()
+        self._raise_pending_failure()
         run_id = self._run_logger().run_id
-        # The end of a run waits for what is being written; nothing waits for what is written after it.
+        # Write synchronously after the run's end, which waits for pending writes.
         has_ended = self._active_run_id() is None
         numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in drop_non_numbers(logs, self.service).items()}
         self._pending = self._ml_flow.log_metrics(numbers, step=state.global_step, synchronous=has_ended, run_id=run_id)
 
-    def _raise_earlier_failure(self) -> None:
-        # MLflow writes in the background, and raises an error only when asked.
+    def _raise_pending_failure(self) -> None:
+        # MLflow writes in the background, and raises errors in `wait` only.
         pending, futures = self._pending, getattr(self._pending, "_operation_futures", ())
         if futures and all(future.done() for future in futures):
             self._pending = None
@@ -119,13 +119,13 @@ class MLflowCallback(TrackerCallback):
     def _run_logger(self) -> Any:
         from lightning.pytorch.loggers import MLFlowLogger
 
-        active, known = self._active_run_id(), self._run_id_written_to()
-        if active is None and known is None:
+        active, current = self._active_run_id(), self._logger_run_id()
+        if active is None and current is None:
             self._ml_flow.start_run()
             self._auto_end_run = True
             active = self._active_run_id()
-        run_id = active or known
-        if self.lightning_logger is None or run_id != known:
+        run_id = active or current
+        if self.lightning_logger is None or run_id != current:
             uri = self._ml_flow.get_tracking_uri()
             self.lightning_logger = MLFlowLogger(run_id=run_id, tracking_uri=uri, synchronous=False)
         return self.lightning_logger
@@ -134,7 +134,7 @@ class MLflowCallback(TrackerCallback):
         active = self._ml_flow.active_run()
         return None if active is None else active.info.run_id
 
-    def _run_id_written_to(self) -> str | None:
+    def _logger_run_id(self) -> str | None:
         return None if self.lightning_logger is None else self.lightning_logger.run_id
 
     def find_lightning_logger(self) -> Any:
@@ -156,7 +156,7 @@ class MLflowCallback(TrackerCallback):
         self._end_run("FINISHED")
 
     def release(self) -> None:
-        """End the run as failed; MLflow would take it for the active one."""
+        """End the run as failed, so that it is no longer MLflow's active run."""
         self._pending = None
         self._end_run("FAILED")
 
@@ -167,7 +167,7 @@ class MLflowCallback(TrackerCallback):
 
 
 def _flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one, whose names are joined by dots; empty ones stay."""
+    """Flatten nested dicts, with names joined by dots; empty dicts stay."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         is_nested = isinstance(value, dict) and value

@@ -1,4 +1,4 @@
-"""The callbacks for the services in `report_to`."""
+"""Creation of the callbacks for the services in `report_to`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 def create_trackers(report_to: Any) -> list[Any]:
-    """Return callbacks that report to the services in `report_to`.
+    """Create the callbacks for the services in `report_to`.
 
     Parameters:
         report_to: names, `"all"`, `"none"`, None, Lightning loggers, or a list of names and loggers.
 
     Raises:
-        TypeError: something is neither a name nor a Lightning logger.
+        TypeError: an item is neither a name nor a Lightning logger.
         ValueError: a name is unknown.
         ImportError: the package of a service is not installed.
     """
@@ -51,13 +51,13 @@ def create_trackers(report_to: Any) -> list[Any]:
 
 
 def get_tracker_classes(report_to: Any) -> list[type]:
-    """Return the callback classes of the services in `report_to`; a ValueError if a name is unknown."""
+    """Return the callback classes of the services in `report_to`; raise ValueError for unknown names."""
     names = list_trackers(report_to)
     return [get_tracker_class(name) for name in (list_available_services() if names == ["all"] else names)]
 
 
 def get_tracker_class(name: Any) -> type:
-    """Return the callback class of a service, or one that a script has added to transformers' table under that name.
+    """Return the callback class of a service, or of a name that a script has added to transformers' table.
 
     Raises:
         ValueError: the name is unknown.
@@ -71,7 +71,7 @@ def get_tracker_class(name: Any) -> type:
 
 
 def set_trial_folder(callbacks: Iterable[Any], folder: str | None) -> None:
-    """Set the folder of the trial that begins, or None outside of a search, on the trackers among callbacks."""
+    """Set the folder of the next trial, or None outside of a search, on the trackers among callbacks."""
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):
             callback.trial_folder = None if folder is None else Path(folder)

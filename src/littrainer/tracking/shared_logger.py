@@ -1,4 +1,4 @@
-"""The logger of a `lightning.Trainer` that writes to the run of a tracker."""
+"""A logger for `lightning.Trainer` that writes to a tracker's run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import Logger
 
 
 class SharesRun(Protocol):
-    """The members of a `TrackerCallback` that a shared logger uses."""
+    """The part of `TrackerCallback` that a shared logger uses."""
 
     has_failed: bool
 
@@ -21,10 +21,9 @@ class SharesRun(Protocol):
 
 
 class SharedLogger(Logger):
-    """Writes to the Lightning logger of a tracker, without ending the run or failing the training.
+    """Proxy of a tracker's Lightning logger that neither ends the run nor fails the training.
 
-    Attributes that it does not have are those of the tracker's logger, such as `experiment`. A run that starts with the
-    training is found when it is used first.
+    Other attributes, such as `experiment`, are read from the tracker's logger. The run may start after this logger.
     """
 
     def __init__(self, tracker: SharesRun):
@@ -32,7 +31,7 @@ class SharedLogger(Logger):
         self._tracker = tracker
 
     def _find(self) -> Any:
-        """Return the tracker's logger; None before its run has started, and after its service has failed."""
+        """Return the tracker's logger; None before the run's start, and after a failure of the service."""
         if self._tracker.has_failed:
             return None
         try:
@@ -42,10 +41,10 @@ class SharedLogger(Logger):
             return None
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> None:
-        found = self._find()
+        logger = self._find()
         try:
-            if hasattr(found, method):
-                getattr(found, method)(*args, **kwargs)
+            if hasattr(logger, method):
+                getattr(logger, method)(*args, **kwargs)
         except Exception as error:
             self._tracker.give_up(error)
 
@@ -78,11 +77,11 @@ class SharedLogger(Logger):
         self._call("log_hyperparams", params, *args, **kwargs)
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Pass on that a checkpoint callback has saved."""
+        """Notify the logger of a saved checkpoint."""
         self._call("after_save_checkpoint", checkpoint_callback)
 
     def __getattr__(self, name: str) -> Any:
-        found = None if name.startswith("_") else self._find()
-        if found is None:
+        logger = None if name.startswith("_") else self._find()
+        if logger is None:
             raise AttributeError(f"{name!r}: this logger has no run")
-        return getattr(found, name)
+        return getattr(logger, name)

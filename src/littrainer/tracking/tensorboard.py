@@ -1,4 +1,4 @@
-"""TensorBoard event files, with Lightning's TensorBoardLogger."""
+"""TensorBoard tracker, with Lightning's TensorBoardLogger."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from littrainer.tracking.base import (
 
 
 class TensorBoardCallback(TrackerCallback):
-    """Writes logged values as TensorBoard event files, and the arguments and the model's configuration as text.
+    """Callback that writes logged values, arguments and the model's configuration as TensorBoard event files.
 
-    The folder is `args.logging_dir`, else the environment variable TENSORBOARD_LOGGING_DIR, else one named by the
+    The folder is `args.logging_dir`, else the environment variable TENSORBOARD_LOGGING_DIR, else a folder named by the
     current time in `<output_dir>/runs`.
 
     Parameters:
-        tb_writer: a SummaryWriter to write with; by default one is made when training begins.
+        tb_writer: a SummaryWriter; default: created when training begins.
     """
 
     service = "tensorboard"
     shares_run = True
-    _outside_search: str | None = None
+    _folder_outside_search: str | None = None
 
     def __init__(self, tb_writer: Any = None):
         super().__init__()
@@ -41,29 +41,29 @@ class TensorBoardCallback(TrackerCallback):
     def _init_summary_writer(self, args: Any) -> None:
         from lightning.pytorch.loggers import TensorBoardLogger
 
-        asked_for = self.logging_dir if self._is_trial else args.logging_dir or self.logging_dir
-        self.logging_dir = folder = asked_for or _folder_of_now(args)
-        self.lightning_logger = TensorBoardLogger(folder, name="", version="")
+        folder = self.logging_dir if self._is_trial else args.logging_dir or self.logging_dir
+        self.logging_dir = folder or _make_timestamped_folder(args)
+        self.lightning_logger = TensorBoardLogger(self.logging_dir, name="", version="")
         self.tb_writer = self.lightning_logger.experiment
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Give each training its event files, and each trial its folder."""
+        """Start new event files for each training, in a folder for each trial."""
         if not self._is_trial:
-            self._outside_search = self.logging_dir
+            self._folder_outside_search = self.logging_dir
         if self.lightning_logger is not None and (self._is_trial or state.is_hyper_param_search):
-            # An evaluation may have opened a file again.
+            # An evaluation may have reopened a file.
             self.release()
         super().begin_training(args, state)
         self._initialized = False
-        self.logging_dir = self._folder_of_trial(args, state) if self._is_trial else self._outside_search
+        self.logging_dir = self._get_trial_folder(args, state) if self._is_trial else self._folder_outside_search
 
-    def _folder_of_trial(self, args: Any, state: Any) -> str | None:
+    def _get_trial_folder(self, args: Any, state: Any) -> str | None:
         if state.trial_name is not None:
-            return os.path.join(_folder_of_now(args), state.trial_name)
-        if self._outside_search is None:
-            # All trials have one folder, which TensorBoard shows as one list.
-            self._outside_search = args.logging_dir or _folder_of_now(args)
-        folder, trial = args.logging_dir or self._outside_search, self.trial_name(state)
+            return os.path.join(_make_timestamped_folder(args), state.trial_name)
+        if self._folder_outside_search is None:
+            # TensorBoard shows the trials of a common folder as a list.
+            self._folder_outside_search = args.logging_dir or _make_timestamped_folder(args)
+        folder, trial = args.logging_dir or self._folder_outside_search, self.trial_name(state)
         return folder if trial is None else os.path.join(folder, trial)
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
@@ -73,8 +73,8 @@ class TensorBoardCallback(TrackerCallback):
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             values = json.loads(config.to_json_string())
-            shown = redact_secrets(values)
-            text = config.to_json_string() if shown is values else json.dumps(shown, indent=2, sort_keys=True)
+            masked = redact_secrets(values)
+            text = config.to_json_string() if masked is values else json.dumps(masked, indent=2, sort_keys=True)
             self.tb_writer.add_text("model_config", text)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
@@ -99,10 +99,10 @@ class TensorBoardCallback(TrackerCallback):
             writer.close()
 
     def lightning_loggers(self) -> list[Any]:
-        is_users_writer = self.tb_writer is not None and self.lightning_logger is None
-        return [] if is_users_writer else super().lightning_loggers()
+        is_user_writer = self.tb_writer is not None and self.lightning_logger is None
+        return [] if is_user_writer else super().lightning_loggers()
 
 
-def _folder_of_now(args: Any) -> str:
+def _make_timestamped_folder(args: Any) -> str:
     now = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
     return os.path.join(args.output_dir, "runs", f"{now}_{socket.gethostname()}")

@@ -1,4 +1,4 @@
-"""Trackio, local or on a Hugging Face Space."""
+"""Trackio tracker, local or on a Hugging Face Space."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from littrainer.tracking.base import (
     TrackerCallback,
+    collect_hyperparameters,
     drop_summary_values,
-    hyperparameters,
     rename_for_trackers,
     survives_failure,
 )
 
-SPACE_ADDRESS = "https://huggingface.co/spaces/"
-SPACE_TAG = f"trackio:{SPACE_ADDRESS}"
+SPACE_URL = "https://huggingface.co/spaces/"
+SPACE_TAG = f"trackio:{SPACE_URL}"
 BADGE_PICTURE = "https://raw.githubusercontent.com/gradio-app/trackio/refs/heads/main/trackio/assets/badge.png"
-# The Hub takes 96 characters in a repository's name.
-LONGEST_PROJECT_PART = 81
+# The Hub allows 96 characters in a repository's name.
+MAX_PROJECT_CHARACTERS = 81
 
 
 class TrackioCallback(TrackerCallback):
-    """Reports to Trackio, as `args.project`, `args.run_name` and the `trackio_*` arguments say.
+    """Callback for Trackio, configured by `args.project`, `args.run_name` and the `trackio_*` arguments.
 
     Without `trackio_space_id`, or the environment variable TRACKIO_SPACE_ID, it writes to the local store.
     """
@@ -38,22 +38,22 @@ class TrackioCallback(TrackerCallback):
         self._space_id: str | None = None
         self._static_space_id: str | None = None
         self._run_name: str | None = None
-        self._training_is_over = False
+        self._is_training_over = False
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Give each training another run."""
-        if self._training_is_over:
-            # An evaluation may have opened its run again.
+        """Start a new run for each training."""
+        if self._is_training_over:
+            # An evaluation may have reopened the last run.
             if self._initialized and state.is_world_process_zero:
                 self.release()
-            self._initialized = self._training_is_over = False
+            self._initialized = self._is_training_over = False
             self._run_name = None
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
-        """Start a run, or continue the one of that name, and write arguments and the model's configuration."""
+        """Start or continue the run of that name, and write arguments and the model's configuration."""
         run = self._trackio.init(
             project=args.project,
-            # Trackio continues a run of that name, which the trials of another search may have.
+            # Without a name of the user, do not use the trial's: Trackio would continue a run of another search.
             name=(self.run_name(args, state) if args.run_name or state.trial_name else None) or self._run_name,
             space_id=args.trackio_space_id,
             resume="allow",
@@ -61,9 +61,9 @@ class TrackioCallback(TrackerCallback):
             bucket_id=args.trackio_bucket_id,
         )
         self._run_name = run.name
-        # The whole name: it may come from the environment, and the arguments may leave the owner out.
+        # The full name: the environment may set it, and the argument may lack the owner.
         self._space_id = self._trackio.context_vars.current_space_id.get()
-        self._trackio.config.update(hyperparameters(args, model), allow_val_change=True)
+        self._trackio.config.update(collect_hyperparameters(args, model), allow_val_change=True)
         if hasattr(model, "num_parameters"):
             self._trackio.config["model/num_parameters"] = model.num_parameters()
 
@@ -74,17 +74,17 @@ class TrackioCallback(TrackerCallback):
         self._trackio.log(rename_for_trackers(metrics))
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
-        """Finish the run, and publish a Space's results as a static one, unless `trackio_static_space_id` is False."""
+        """Finish the run, and publish the Space's results statically, unless `trackio_static_space_id` is False."""
         self.release()
         if self._space_id and args.trackio_static_space_id is not False:
-            name, private = self._name_of_static_space(args), args.hub_private_repo
+            name, private = self._get_static_space_name(args), args.hub_private_repo
             self._static_space_id = self._trackio.freeze(
                 space_id=self._space_id, project=args.project, new_space_id=name, private=private
             )
             self._tag_model(model)
 
     def release(self) -> None:
-        self._training_is_over = True
+        self._is_training_over = True
         try:
             self._trackio.finish()
         finally:
@@ -100,7 +100,7 @@ class TrackioCallback(TrackerCallback):
         self._static_space_id = self._trackio.sync(
             project=project,
             sdk="static",
-            space_id=self._name_of_static_space(args),
+            space_id=self._get_static_space_name(args),
             private=args.hub_private_repo,
             bucket_id=args.trackio_bucket_id,
             force=True,
@@ -108,21 +108,21 @@ class TrackioCallback(TrackerCallback):
         self._tag_model(model)
 
     def card_badge(self) -> str | None:
-        """Return a link to the Space that shows the run; None if it is kept on this machine."""
+        """Return a link to the Space that shows the run; None for a local run."""
         space = self._static_space_id or self._space_id
-        return f"[![Trackio]({BADGE_PICTURE})]({SPACE_ADDRESS}{space})" if space else None
+        return f"[![Trackio]({BADGE_PICTURE})]({SPACE_URL}{space})" if space else None
 
-    def _name_of_static_space(self, args: Any) -> str:
-        return self._static_space_id or args.trackio_static_space_id or static_space_name(args.project)
+    def _get_static_space_name(self, args: Any) -> str:
+        return self._static_space_id or args.trackio_static_space_id or make_static_space_name(args.project)
 
     def _tag_model(self, model: Any) -> None:
-        # The Hub shows the Space of this tag next to the model.
-        kept = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith(SPACE_TAG)]
-        tags = ["trackio", f"{SPACE_TAG}{self._static_space_id or self._space_id}"]
-        model.model_tags = kept + [tag for tag in tags if tag not in kept]
+        # The Hub links the model to the Space in this tag.
+        tags = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith(SPACE_TAG)]
+        new_tags = ["trackio", f"{SPACE_TAG}{self._static_space_id or self._space_id}"]
+        model.model_tags = tags + [tag for tag in new_tags if tag not in tags]
 
 
-def static_space_name(project: str) -> str:
-    """Make a name that the Hub accepts from a project's, with six random characters so that it is new."""
+def make_static_space_name(project: str) -> str:
+    """Make a name that the Hub accepts from a project's, with six random characters to make it unique."""
     plain = re.sub(r"[^a-z0-9._]+|-+", "-", project.lower()).strip("-_.") or "trackio-project"
-    return f"{plain[:LONGEST_PROJECT_PART].rstrip('-')}-static-{secrets.token_hex(3)}"
+    return f"{plain[:MAX_PROJECT_CHARACTERS].rstrip('-')}-static-{secrets.token_hex(3)}"

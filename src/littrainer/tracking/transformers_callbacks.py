@@ -1,7 +1,7 @@
-"""Services that transformers' own callbacks report to, with secrets masked and failures turned into one warning.
+"""Trackers that transformers' callbacks implement, with masked secrets, and failures reported as a single warning.
 
-`CometCallback` and the others are attributes of this module, which are made when they are first used: each is a
-subclass of transformers' class of the same name, so that scripts can override its `setup`.
+`CometCallback` and similar attributes are created at their first use. Each is a subclass of transformers' class of the
+same name, so that scripts can override its `setup`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from littrainer.tracking.base import (
     write_final_model,
 )
 
-THEIR_MODULE = "transformers.integrations.integration_utils"
+TRANSFORMERS_MODULE = "transformers.integrations.integration_utils"
 EVENTS_OF_STEPS = ("on_step_begin", "on_step_end", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
-# Services whose runs end with a failed training; other runs stay open, so that their clients mark them as failed.
+# Services whose runs end after a failure; other clients mark open runs as failed.
 ENDED_BY_FAILURES = ("codecarbon", "dvclive")
 
 
 class TransformersTracker(TrackerCallback):
-    """A callback of transformers that reports to an experiment tracker."""
+    """Base class of trackers that use a callback of transformers."""
 
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
-        """End the run of a trial, and of a service that measures or writes until its end."""
+        """End the run of a trial, and of services in `ENDED_BY_FAILURES`."""
         if state.is_hyper_param_search or self.service in ENDED_BY_FAILURES:
             self.on_train_end(args, state, None)
 
 
 class _ClearML(TransformersTracker):
-    """Starts another task if the one of the last training was closed: transformers' callback would lose all values."""
+    """ClearML tracker that starts a new task after a closed task: transformers' callback would lose all values."""
 
     _clearml: Any
     _clearml_task: Any = None
@@ -61,7 +61,7 @@ class _ClearML(TransformersTracker):
 
 
 class _CodeCarbon(TransformersTracker):
-    """Ends its measurement after a failure of the service too, since a measurement writes its file at its end."""
+    """CodeCarbon tracker that stops after failures too, since stopping writes the file."""
 
     tracker: Any = None
 
@@ -71,7 +71,7 @@ class _CodeCarbon(TransformersTracker):
 
 
 class _DagsHub(TransformersTracker):
-    """Raises an error that says how to name the repository; transformers' callback raises an AttributeError."""
+    """DagsHub tracker with advice if the repository is unknown; transformers' callback raises AttributeError."""
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
@@ -80,7 +80,7 @@ class _DagsHub(TransformersTracker):
 
 
 class _DVCLive(TransformersTracker):
-    """Saves the trained model itself: transformers' callback would make another Trainer, of transformers, to do so."""
+    """DVCLive tracker that saves the model itself: transformers' callback would create a Trainer of transformers."""
 
     live: Any
     _log_model: Any
@@ -91,7 +91,7 @@ class _DVCLive(TransformersTracker):
     ) -> None:
         if not self._initialized or not state.is_world_process_zero:
             return
-        # After a failure there is no model.
+        # `model` is None after a failure.
         if self._log_model is True and model is not None:
             name = "best" if args.load_best_model_at_end else "last"
             folder = os.path.join(args.output_dir, name)
@@ -106,26 +106,26 @@ class _DVCLive(TransformersTracker):
 
 
 class _SwanLab(TransformersTracker):
-    """Reports to releases of SwanLab from 0.10 on too."""
+    """SwanLab tracker that supports releases from 0.10 on too."""
 
     _swanlab: Any
 
     def __init__(self) -> None:
         super().__init__()
         self._swanlab = _SwanLabClient(self._swanlab)
-        # With SWANLAB_LOG_MODEL transformers' callback fails outside of SwanLab's cloud, and SwanLab keeps no models.
+        # With SWANLAB_LOG_MODEL, transformers' callback fails outside of SwanLab's cloud; SwanLab stores no models.
         self._log_model = None
 
 
 class _SwanLabClient:
-    """The module swanlab, of which `get_run` returns None if there is no run, as transformers' callback expects."""
+    """Proxy of the module swanlab: `get_run` returns None without a run, as transformers' callback expects."""
 
     def __init__(self, module: Any):
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
         if name == "_module":
-            # It is looked up while a pickled client is read.
+            # Unpickling reads this attribute before it exists.
             raise AttributeError(name)
         return getattr(self._module, name)
 
@@ -136,7 +136,7 @@ class _SwanLabClient:
             return None
 
 
-ADDITIONS: dict[str, type] = {
+BASE_CLASSES: dict[str, type] = {
     "clearml": _ClearML,
     "codecarbon": _CodeCarbon,
     "dagshub": _DagsHub,
@@ -148,43 +148,43 @@ ADDITIONS: dict[str, type] = {
 def _mask_model(model: Any) -> Any:
     config: Any = getattr(model, "config", None)
     values = config.to_dict() if hasattr(config, "to_dict") else config
-    shown = redact_secrets(values)
-    if shown is values:
+    masked_values = redact_secrets(values)
+    if masked_values is values:
         return model
     if isinstance(config, dict):
-        masked = shown
+        masked = masked_values
     else:
         masked = copy.copy(config)
-        vars(masked)["to_dict"] = lambda: shown
-    # Nothing else of such a model is shown.
+        vars(masked)["to_dict"] = lambda: masked_values
+    # Trackers read the config only.
     return SimpleNamespace(config=masked)
 
 
-def _guard(event: Callable[..., Any]) -> Any:
-    """Make an event of a tracker from an event of transformers' callback."""
+def _wrap_event(event: Callable[..., Any]) -> Any:
+    """Wrap an event of transformers' callback, to mask secrets and survive failures."""
 
     @survives_failure
     @functools.wraps(event)
     def call(self: TrackerCallback, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if event.__name__ in EVENTS_OF_STEPS:
-            # Copying the arguments at each step would take longer than the event, which reports progress.
+            # Copying the arguments would take longer than these events, which only report progress.
             event(self, args, state, control, **kwargs)
             return
         if event.__name__ == "on_init_end" and args.should_save:
-            # transformers' Trainer has made the folder by then, which CodeCarbon needs.
+            # CodeCarbon needs the folder, which transformers' Trainer creates earlier.
             os.makedirs(args.output_dir, exist_ok=True)
-        shown = copy.copy(args)
-        vars(shown).update(redact_secrets(vars(args)), to_dict=lambda: mask_arguments(args))
+        masked = copy.copy(args)
+        vars(masked).update(redact_secrets(vars(args)), to_dict=lambda: mask_arguments(args))
         if self.trial_folder is not None:
-            shown.output_dir = str(self.trial_folder)
-        before = dict(vars(shown))
+            masked.output_dir = str(self.trial_folder)
+        before = dict(vars(masked))
         if "model" in kwargs:
             kwargs["model"] = _mask_model(kwargs["model"])
         for name in kwargs.keys() & {"logs", "metrics"}:
             kwargs[name] = drop_non_numbers(kwargs[name], self.service)
-        event(self, shown, state, control, **kwargs)
-        for name, value in vars(shown).items():
-            # ClearML's server may override arguments of a task that one of its agents runs.
+        event(self, masked, state, control, **kwargs)
+        for name, value in vars(masked).items():
+            # ClearML's server may override arguments of a task that its agent runs.
             if name in before and value is not before[name]:
                 setattr(args, name, value)
 
@@ -194,26 +194,26 @@ def _guard(event: Callable[..., Any]) -> Any:
 @functools.cache
 def _tracker_class(name: str, service: str) -> type:
     try:
-        theirs = getattr(import_original(THEIR_MODULE), name, None)
+        original = getattr(import_original(TRANSFORMERS_MODULE), name, None)
     except ImportError:
         require_installed(service)
         raise
-    if theirs is None:
+    if original is None:
         raise ImportError(f"report_to={service!r} needs a release of transformers that has {name}: install another.")
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: TrackerCallback, *args: Any, **kwargs: Any) -> None:
         require_installed(service)
-        theirs.__init__(self, *args, **kwargs)
+        original.__init__(self, *args, **kwargs)
 
-    # The last base class but object is the one whose events do nothing.
-    nothing = theirs.__mro__[-2]
-    overridden = [event for event in EVENTS if getattr(theirs, event, None) is not getattr(nothing, event, None)]
-    members: dict[str, Any] = {event: _guard(getattr(theirs, event)) for event in overridden}
-    members.update(service=service, __init__=__init__, __module__=__name__, __doc__=theirs.__doc__)
-    made = type(name, (theirs, TransformersTracker), members)
-    if service in ADDITIONS:
-        made = type(name, (ADDITIONS[service], made), {"__module__": __name__, "__doc__": theirs.__doc__})
-    return made
+    # transformers' TrainerCallback, whose events do nothing, is the base class before object.
+    base = original.__mro__[-2]
+    overridden = [event for event in EVENTS if getattr(original, event, None) is not getattr(base, event, None)]
+    members: dict[str, Any] = {event: _wrap_event(getattr(original, event)) for event in overridden}
+    members.update(service=service, __init__=__init__, __module__=__name__, __doc__=original.__doc__)
+    tracker = type(name, (original, TransformersTracker), members)
+    if service in BASE_CLASSES:
+        tracker = type(name, (BASE_CLASSES[service], tracker), {"__module__": __name__, "__doc__": original.__doc__})
+    return tracker
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A Flyte task that trains; it runs without a cluster too, and saves its checkpoints in a folder then."""
+"""A Flyte task that trains; without a cluster, it saves checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from flytekit import current_context, task
 
-from tests.tracking.both_sides import trainer_of
+from tests.tracking.both_sides import make_trainer
 
 
 @task(enable_deck=True)
 def train(side: str, folder: str) -> str:
-    trainer = trainer_of(side, Path(folder), report_to=["flyte"], save_strategy="steps", save_steps=3)
+    trainer = make_trainer(side, Path(folder), report_to=["flyte"], save_strategy="steps", save_steps=3)
     trainer.train()
     context = current_context()
     saved = {path.name for path in Path(context.checkpoint._checkpoint_dest).rglob("*") if path.is_file()}

@@ -1,7 +1,6 @@
-"""A short training in a process of its own, which reports to a service offline; says as JSON what the service has then.
+"""A short training that reports to a service offline, in a separate process, since clients patch their process.
 
-Clients patch their process in many places, so each has one. A result has the `values` of each metric, the `parameters`
-and the `files` of the run.
+The JSON result has the `values` of each metric, the `parameters` and the `files` of the run.
 
     python -m tests.tracking.services.run_of SIDE SERVICE FOLDER
 """
@@ -17,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tests.tracking.both_sides import trainer_of
+from tests.tracking.both_sides import make_trainer
 
 
 def run_of_swanlab(side: str, folder: Path) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def run_of_swanlab(side: str, folder: Path) -> dict[str, Any]:
     import swanlab
 
     if side == "transformers":
-        # Its callback asks for the active run in a way that this release answers with an error.
+        # This release raises an error in transformers' callback without an active run.
         swanlab.init(experiment_name="one short run")
     values: dict[str, Any] = {}
     log = swanlab.log
@@ -36,7 +35,7 @@ def run_of_swanlab(side: str, folder: Path) -> dict[str, Any]:
         log(row, step=step)
 
     swanlab.log = recording
-    trainer = trainer_of(side, folder / "out", report_to="swanlab")
+    trainer = make_trainer(side, folder / "out", report_to="swanlab")
     trainer.train()
     trainer.evaluate()
     trainer.predict(trainer.eval_dataset)
@@ -51,7 +50,7 @@ def run_of_clearml(side: str, folder: Path) -> dict[str, Any]:
     import clearml
 
     clearml.Task.set_offline(offline_mode=True)
-    trainer = trainer_of(side, folder / "out", report_to="clearml")
+    trainer = make_trainer(side, folder / "out", report_to="clearml")
     trainer.train()
     session = next(Path(folder).rglob("metrics.jsonl")).parent
     task = json.loads((session / "task.json").read_text())
@@ -69,7 +68,7 @@ def run_of_clearml(side: str, folder: Path) -> dict[str, Any]:
 def run_of_dvclive(side: str, folder: Path) -> dict[str, Any]:
     os.chdir(folder)
     os.environ["HF_DVCLIVE_LOG_MODEL"] = "true"
-    trainer_of(side, folder / "out", report_to="dvclive").train()
+    make_trainer(side, folder / "out", report_to="dvclive").train()
     tables = Path("dvclive/plots/metrics")
     values = {str(path.relative_to(tables).with_suffix("")): path.read_text() for path in tables.rglob("*.tsv")}
     parameters = yaml.safe_load(Path("dvclive/params.yaml").read_text())
@@ -78,39 +77,40 @@ def run_of_dvclive(side: str, folder: Path) -> dict[str, Any]:
 
 
 def run_of_comet_ml(side: str, folder: Path) -> dict[str, Any]:
-    # What it would look for on the network or in the environment of the machine.
+    # Features that use the network or the machine's environment.
     switched_off = ("AUTO_LOG_CO2", "AUTO_LOG_ENV_DETAILS", "AUTO_LOG_GIT_METADATA", "START_ONLINE")
     os.environ.update({f"COMET_{name}": "False" for name in switched_off})
     os.environ.update(COMET_OFFLINE_DIRECTORY=str(folder), COMET_LOG_ASSETS="true")
     import comet_ml
 
-    trainer = trainer_of(side, folder / "out", report_to="comet_ml", save_strategy="steps", save_steps=3)
+    trainer = make_trainer(side, folder / "out", report_to="comet_ml", save_strategy="steps", save_steps=3)
     trainer.train()
     trainer.evaluate()
     trainer.predict(trainer.eval_dataset)
     comet_ml.end()
     (archive,) = folder.glob("*.zip")
-    found: dict[str, Any] = {"values": {}, "parameters": {}, "files": []}
+    result: dict[str, Any] = {"values": {}, "parameters": {}, "files": []}
     with zipfile.ZipFile(archive) as files:
         messages = map(json.loads, files.read("messages.json").splitlines())
         for kind, payload in ((message["type"], message["payload"]) for message in messages):
             if kind == "metric_msg" and payload["metric"]["metricName"].startswith(("train/", "eval/", "test/")):
                 metric = payload["metric"]
                 row = metric["step"], metric["epoch"], metric["metricValue"]
-                found["values"].setdefault(metric["metricName"], []).append(row)
+                result["values"].setdefault(metric["metricName"], []).append(row)
             elif kind == "parameter_msg":
                 parameter = payload.get("param") or payload["params"]
-                found["parameters"][parameter["paramName"].removeprefix("args|")] = parameter["paramValue"]
+                result["parameters"][parameter["paramName"].removeprefix("args|")] = parameter["paramValue"]
             elif kind == "log_other" and payload["key"] == "Name":
-                found["files"].append(payload["value"])
-    return found
+                result["files"].append(payload["value"])
+    return result
 
 
 def run_of_codecarbon(side: str, folder: Path) -> dict[str, Any]:
     from codecarbon import OfflineEmissionsTracker
 
-    trainer = trainer_of(side, folder / "out", report_to="codecarbon")
-    (callback,) = (one for one in trainer.callback_handler.callbacks if type(one).__name__ == "CodeCarbonCallback")
+    trainer = make_trainer(side, folder / "out", report_to="codecarbon")
+    callbacks = {type(callback).__name__: callback for callback in trainer.callback_handler.callbacks}
+    callback = callbacks["CodeCarbonCallback"]
     callback.tracker = OfflineEmissionsTracker(country_iso_code="CHE", output_dir=str(folder), log_level="error")
     trainer.train()
     heading, *rows = (folder / "emissions.csv").read_text().splitlines()
@@ -123,20 +123,20 @@ def run_of_dagshub(side: str, folder: Path) -> dict[str, Any]:
     import mlflow
     from dagshub.upload import Repo
 
-    # MLflow writes here, and the name of the repository comes from the variable.
+    # MLflow writes to the local store; the variable names the repository.
     mlflow.set_tracking_uri(store)
     os.environ["MLFLOW_TRACKING_URI"] = "https://dagshub.com/someone/project.mlflow"
     uploads: list[str] = []
 
     class Directory:
         def __init__(self, repo: Any, path: str) -> None:
-            self.place = [repo.owner, repo.name, repo.branch, path]
+            self.target = [repo.owner, repo.name, repo.branch, path]
 
         def add_dir(self, local_path: str) -> None:
-            uploads.extend([*self.place, Path(local_path).name])
+            uploads.extend([*self.target, Path(local_path).name])
 
     Repo.directory = lambda repo, path: Directory(repo, path)
-    trainer_of(side, folder / "out", report_to="dagshub").train()
+    make_trainer(side, folder / "out", report_to="dagshub").train()
     while mlflow.active_run() is not None:
         mlflow.end_run()
     (run,) = mlflow.MlflowClient(store).search_runs(["0"])
@@ -150,6 +150,6 @@ def run_of_flyte(side: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    side, service, place = sys.argv[1:]
-    result = globals()[f"run_of_{service}"](side, Path(place).resolve())
-    Path(place).resolve().joinpath("result.json").write_text(json.dumps(result))
+    side, service, path = sys.argv[1:]
+    folder = Path(path).resolve()
+    folder.joinpath("result.json").write_text(json.dumps(globals()[f"run_of_{service}"](side, folder)))

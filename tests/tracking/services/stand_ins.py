@@ -1,4 +1,4 @@
-"""Modules that take the place of a service's client and record what is asked of it."""
+"""Modules that replace a service's client and record its calls."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pytest
 
 
 class Calls(list[tuple[Any, ...]]):
-    """What was called, in order: (name, positional arguments, keywords)."""
+    """Calls in order: (name, positional arguments, keywords)."""
 
-    def recorder(self, name: str, answer: Any = None) -> Any:
-        """A function that records its calls under a name, and returns `answer`."""
+    def recorder(self, name: str, result: Any = None) -> Any:
+        """Return a function that records its calls under a name, and returns `result`."""
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def record(*args: Any, **kwargs: Any) -> Any:
             self.append((name, args, kwargs))
-            return answer
+            return result
 
-        return called
+        return record
 
-    def named(self, name: str) -> list[tuple[Any, ...]]:
-        """The calls of one name."""
+    def select(self, name: str) -> list[tuple[Any, ...]]:
+        """Return the calls of a name."""
         return [call for call in self if call[0] == name]
 
 
 class Recorder:
-    """An object each of whose methods records its calls."""
+    """An object whose methods record their calls."""
 
     def __init__(self, calls: Calls, name: str = "") -> None:
         self.calls, self.name = calls, name
@@ -37,8 +37,8 @@ class Recorder:
         return self.calls.recorder(f"{self.name}.{name}" if self.name else name)
 
 
-def put_in_place(patch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
-    """A module of this name and those above it, importable until the test ends."""
+def install_module(patch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    """Install a module and its parent packages until the test ends."""
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
         fullname = ".".join(parts[:length])

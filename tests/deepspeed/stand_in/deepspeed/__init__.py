@@ -1,4 +1,4 @@
-"""Stands for DeepSpeed in tests: an engine of one process that trains, and notes how it was called."""
+"""A stand-in for DeepSpeed: an engine for a single process that trains and records its calls."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import nn
 
 from . import accelerator, utils  # noqa: F401
 
-# Every call of `initialize` and `init_distributed`, with its keywords.
+# Calls of `initialize` and `init_distributed`, with their keywords.
 CALLS: list[tuple[str, dict[str, Any]]] = []
-# Numbers of optimizer steps, from 1 up, whose gradients count as not finite.
+# Optimizer steps, from 1 up, with non-finite gradients.
 SKIPPED: set[int] = set()
 
 
 def init_distributed(**keywords: Any) -> None:
-    """Note how communication is asked for."""
+    """Record the call."""
     CALLS.append(("init_distributed", keywords))
 
 
 def initialize(**keywords: Any) -> tuple[Any, Any, None, Any]:
-    """An engine, its optimizer, no loader, and its schedule."""
+    """Return an engine, its optimizer, no loader, and its schedule."""
     CALLS.append(("initialize", keywords))
     engine = DeepSpeedEngine(**keywords)
     return engine, engine.optimizer, None, engine.lr_scheduler
 
 
 class WarmupDecayLR:
-    """A schedule with the interface of DeepSpeed's: no rate before its first step."""
+    """A schedule with DeepSpeed's interface: no rate before the first step."""
 
     def __init__(self, optimizer: Any, warmup_max_lr: float, warmup_num_steps: int, total_num_steps: int, **_: Any):
         self.optimizer, self.largest = optimizer, warmup_max_lr
@@ -54,7 +54,7 @@ class WarmupDecayLR:
 
 
 class EngineOptimizer:
-    """Around torch's optimizer, and none of torch's, as DeepSpeed's are."""
+    """A wrapper of torch's optimizer that is not a torch optimizer, as in DeepSpeed."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer = optimizer
@@ -71,7 +71,7 @@ class EngineOptimizer:
 
 
 class DeepSpeedEngine(nn.Module):
-    """Trains as the engine does where nothing is sharded."""
+    """An engine without sharding."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What DeepSpeed works on: a CPU, unless a test says otherwise."""
+"""The accelerator of DeepSpeed: a CPU by default."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ class _Accelerator:
 
 
 def get_accelerator() -> _Accelerator:
-    """The accelerator."""
+    """Return the accelerator."""
     return _Accelerator()

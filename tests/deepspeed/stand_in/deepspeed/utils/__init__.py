@@ -1,4 +1,4 @@
-"""Where DeepSpeed has its logger and the marking of leaves."""
+"""DeepSpeed's logger and the marking of leaf modules."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ LEAVES: list[Any] = []
 
 
 def set_z3_leaf_modules(model: Any, classes: list[type]) -> None:
-    """Note which classes are gathered as a whole."""
+    """Record the classes that are gathered as units."""
     LEAVES.append((model, classes))
