@@ -44,9 +44,9 @@ from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_met
 from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
-from littrainer.loop.loss_normalization import EXACT, find_loss_head
-from littrainer.loop.out_of_memory import agree_on_failures, empty_device_cache
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
+from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.reports import MemoryReport
 from littrainer.model.facts import facts_about
 from littrainer.model.traversal import move_to, parameters_of, train_all
@@ -99,7 +99,7 @@ class OverridePoints:
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss
         self._loss_shifts_labels = facts.shifts_labels
-        self.label_smoother = loss.smoother_for(self.model, self.args.label_smoothing_factor)
+        self.label_smoother = loss.make_label_smoother(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _follow_arguments(self: Any, changed: set[str]) -> None:
@@ -108,7 +108,7 @@ class OverridePoints:
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         if "label_smoothing_factor" in changed:
-            self.label_smoother = loss.smoother_for(self.model, args.label_smoothing_factor)
+            self.label_smoother = loss.make_label_smoother(self.model, args.label_smoothing_factor)
         if "neftune_noise_alpha" in changed:
             self.neftune_noise_alpha = args.neftune_noise_alpha
         if "label_names" in changed:
@@ -209,8 +209,10 @@ class OverridePoints:
         return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        if not self.session.loss_head.is_known and self.args.loss_normalization == EXACT:
-            self.session.loss_head = find_loss_head(self, self.model_wrapped or self.model, batch_samples, device)
+        if not self.session.loss_reduction.is_known and self.args.loss_normalization == EXACT:
+            self.session.loss_reduction = detect_loss_reduction(
+                self, self.model_wrapped or self.model, batch_samples, device
+            )
         return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
@@ -343,12 +345,12 @@ class OverridePoints:
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
-            agreed = agree_on_failures(args, step - self.session.first_step, is_trial)
+            agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
             empty_device_cache()
-        return loss.normalised(self, value, num_items_in_batch)
+        return loss.scale_for_accumulation(self, value, num_items_in_batch)
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
@@ -425,7 +427,7 @@ class OverridePoints:
         state, summed, preemption, speed = self.state, self.session.loss, self.preemption, self.session.speed
         if self.control.should_log and state.global_step > summed.step_of_last_log:
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
+            logs = log_eval_save.collect_logs(summed, tr_loss, state.global_step, grad_norm, rate)
             logs.update(self.session.tracked.take(self.args.device))
             self.store_flos()
             logs.update(speed.logs(state, self.control))
@@ -436,7 +438,7 @@ class OverridePoints:
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
                 if self.args.save_strategy == SaveStrategy.BEST:
                     self.control.should_save = is_new_best
-        preemption.save_and_stop_if_asked(state, self.control)
+        preemption.request_save_and_stop(state, self.control)
         if not self.control.should_save:
             return
         speed.enter("save")
@@ -467,7 +469,7 @@ class OverridePoints:
             self._push_from_checkpoint(folder)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
-        return log_eval_save.remember_if_best(self.args, self.state, metrics)
+        return log_eval_save.update_best_metric(self.args, self.state, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
@@ -506,7 +508,7 @@ class OverridePoints:
         return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
 
     def _own_methods(self: Any, *names: str) -> list[str]:
-        return own_methods(self, names)
+        return find_overrides(self, names)
 
     def _reset_gather_function(self: Any) -> None:
         gather = self.accelerator.gather_for_metrics

@@ -13,11 +13,11 @@ from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
-from littrainer.loop.overrides import of_the_package
+from littrainer.loop.overrides import register_package_class
 from littrainer.trainer import Trainer
 
 
-@of_the_package
+@register_package_class
 class Seq2SeqTrainer(Trainer):
     """A Trainer that evaluates and predicts with the model's `generate`, where `predict_with_generate` is set.
 

@@ -35,22 +35,22 @@ from littrainer.hub.push_to_hub import pushes_during_training
 from littrainer.hub.repository import HubState
 from littrainer.lightning_adapter.run_lightning import LightningState, fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.development_run import trial_where_asked_for
+from littrainer.loop.fast_dev_run import apply_fast_dev_run
 from littrainer.loop.health import HealthGuard, RollbackRequested, SkippingHealthGuard
-from littrainer.loop.log_eval_save import saves_in_background
+from littrainer.loop.log_eval_save import can_save_in_background
 from littrainer.loop.loss import RunningLoss
-from littrainer.loop.loss_normalization import UNKNOWN, LossHead
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.out_of_memory import drop_training_objects, train_with_fitting_batch_size
+from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.out_of_memory import drop_training_objects, train_with_auto_batch_size
 from littrainer.loop.plan import TrainingPlan
-from littrainer.loop.preemption import Preemption, reported_interruption
+from littrainer.loop.preemption import Preemption, report_ctrl_c
 from littrainer.loop.reports import InputTokenCounter, MemoryReport
 from littrainer.loop.run import TrainingRun
 from littrainer.loop.speed import NoSpeedLog, SpeedLog
-from littrainer.loop.tracked_means import TrackedMeans, tracked_by
+from littrainer.loop.tracked_means import TrackedMeans, collect_tracked_values
 from littrainer.loop.watchdog import Watchdog
 from littrainer.optim.optimizers import Optimization
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.interruptions import UpdateGuard
 from littrainer.runtime.notes import END, part_of_training
 from littrainer.runtime.seeds import enable_full_determinism, set_seed
@@ -75,7 +75,7 @@ class TrainingSession:
         checkpoints: saves and prunes them.
         tokens: counts input tokens.
         loss: the sum of the losses.
-        loss_head: what the first window has shown of the model's loss.
+        loss_reduction: what the first window has shown of the model's loss.
         tracked: what the script tracks.
         health: looks for numbers that are not finite.
         run: the training; None before it begins.
@@ -104,7 +104,7 @@ class TrainingSession:
     checkpoints: CheckpointManager = field(default_factory=CheckpointManager)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
-    loss_head: LossHead = UNKNOWN
+    loss_reduction: LossReduction = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
@@ -186,7 +186,7 @@ class SessionAttributes:
     lightning_module = of_session("lightning.module")
     validation_rounds = of_session("lightning.validation_rounds")
     _tr_loss = of_session("loss.since_last_log")
-    _loss_head = of_session("loss_head")
+    _loss_reduction = of_session("loss_reduction")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
     _initial_global_step = of_session("first_step")
@@ -247,14 +247,14 @@ def train(
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
     folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, functools.partial(_recorded, trainer))
     # A search goes on by the call that began it.
-    reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
+    reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
-        trial_where_asked_for(trainer, resume_from_checkpoint),
+        apply_fast_dev_run(trainer, resume_from_checkpoint),
         contextlib.nullcontext() if is_on_ray else folder_lock,
         notify_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(lambda: trainer.push_in_progress),
-        tracked_by(trainer.session.tracked),
+        collect_tracked_values(trainer.session.tracked),
         Watchdog(trainer.args, lambda: trainer.state, functools.partial(_looked_at, trainer.session)),
     ):
         if trial is None:
@@ -286,7 +286,7 @@ def _recorded(trainer: Any, folder: Path) -> Iterator[None]:
                 if is_new:
                     record.unlink()
                 elif before is not None:
-                    write_whole(record, before)
+                    write_atomically(record, before)
         raise
 
 
@@ -294,10 +294,10 @@ def _train_from(
     trainer: Any, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
-    trainer.preemption = Preemption.for_arguments(args)
+    trainer.preemption = Preemption.create(args)
     guard = SkippingHealthGuard if args.on_nonfinite in ("skip", "rollback") else HealthGuard
     trainer.session.health = guard(args.on_nonfinite, args.spike_factor)
-    trainer.session.checkpoints.is_async = saves_in_background(args, trainer)
+    trainer.session.checkpoints.is_async = can_save_in_background(args, trainer)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None and not is_of_search(trainer, trial):
@@ -309,7 +309,7 @@ def _train_from(
             trainer._move_model_to_device(trainer.model, args.device)
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
         memory = trainer.session.memory
-        with trainer.update_guard, memory.measuring("train"), model_prepared_for_training(trainer):
+        with trainer.update_guard, memory.measure("train"), prepare_model_for_training(trainer):
             if checkpoint is not None:
                 with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
@@ -318,7 +318,7 @@ def _train_from(
             given = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
-                    return train_with_fitting_batch_size(
+                    return train_with_auto_batch_size(
                         trainer,
                         lambda: trainer._inner_training_loop(
                             batch_size=trainer._train_batch_size,
@@ -345,7 +345,7 @@ def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
     session = trainer.session
     session.checkpoints.wait()
     session.run.step.drain_flag_sync()
-    found = session.health.roll_back(fault, session.run.plan.without_windows(1, trainer.args).max_steps)
+    found = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
     checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
@@ -393,7 +393,7 @@ def train_with_batch_size(
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
         store_of(run.folder).refuse_folders_of_others(steps)
     run.announce()
-    if run.epochs_left > 0:
+    if run.remaining_epochs > 0:
         fit(trainer, run)
     else:
         run.begin_without_steps()

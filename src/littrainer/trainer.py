@@ -41,10 +41,10 @@ from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import checks, loss, reports
-from littrainer.loop.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.loop.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
+from littrainer.loop.fast_dev_run import select_trackers, should_push_automatically
+from littrainer.loop.overrides import accept_earlier_signatures, refuse_ignored_overrides, register_package_class
 from littrainer.loop.plan import plan_training
-from littrainer.loop.preemption import listed_callbacks
+from littrainer.loop.preemption import make_jit_checkpoint_callbacks
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
 from littrainer.model.facts import parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
@@ -70,7 +70,7 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
-@of_the_package
+@register_package_class
 class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
@@ -121,7 +121,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         checks.check_args(args)
-        self.lightning_keywords = checks.checked_lightning_keywords(lightning)
+        self.lightning_keywords = checks.validate_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
@@ -150,7 +150,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.data_collator = data_collator or default_collator_for(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
+        self.optimizer, self.lr_scheduler = checks.validate_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._read_model_facts()
@@ -161,14 +161,14 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        by_arguments = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
+        by_arguments = [*trackers_for(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
         for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not has_progress_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         adopt_loggers(self, self.callback_handler)
-        if pushes_by_itself(self):
+        if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
         with raise_on_all_ranks(f"creating output_dir={args.output_dir}"):
@@ -232,7 +232,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         key = "eval" if is_own else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
             return self._eval_dataloaders[key]
-        dataset = checks.chosen_eval_dataset(self.eval_dataset, eval_dataset)
+        dataset = checks.select_eval_dataset(self.eval_dataset, eval_dataset)
         checks.check_not_empty(dataset, "eval_dataset")
         return self._get_dataloader(
             dataset=dataset,
@@ -442,8 +442,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the model returns no loss.
         """
-        value, outputs = loss.loss_and_outputs(self, model, inputs, num_items_in_batch)
-        value = loss.scaled_for_mean_gradient(self, value, num_items_in_batch)
+        value, outputs = loss.compute_loss_and_outputs(self, model, inputs, num_items_in_batch)
+        value = loss.scale_for_gradient_mean(self, value, num_items_in_batch)
         return (value, outputs) if return_outputs else value
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
@@ -531,7 +531,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             part_of_training(EVALUATION),
             run_lightning.validation_round(self),
             naming_dropped_columns(self),
-            self.session.memory.measuring("eval"),
+            self.session.memory.measure("eval"),
         ):
             dataloader = self.get_eval_dataloader(chosen)
             start_time = time.time()
@@ -565,7 +565,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measuring("test"):
+        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measure("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -662,7 +662,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             write(folder)
         if not is_of_checkpoint and self.args.should_save:
             send_files(folder)
-        if pushes_by_itself(self) and not _internal_call:
+        if should_push_automatically(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:

@@ -31,9 +31,9 @@ from littrainer.cli import main
 from littrainer.runtime.remote_folder import (
     RemoteFolder,
     RemoteFolderError,
-    address_of,
+    get_remote_url,
     local_folder,
-    without_credentials,
+    strip_credentials,
 )
 from tests.scenarios.trainers import quiet_trainer
 
@@ -493,11 +493,11 @@ def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monke
     kept |= {str(path): path.read_bytes() for path in move("one").rglob("*") if path.is_file()}
     assert not [name for name, content in kept.items() if b"hunter2" in name.encode() + content]
     assert "hunter2" not in str(trainer.args.to_dict())
-    assert address_of(trainer.args.output_dir) == "smb://host/share/run"
+    assert get_remote_url(trainer.args.output_dir) == "smb://host/share/run"
     with pytest.raises(RemoteFolderError, match="no access with") as error:
         RemoteRun(Path(trainer.args.output_dir)).download("checkpoint-9")
     assert "hunter2" not in str(error.value)
-    assert without_credentials("abfs://container@account/run") == "abfs://container@account/run"
+    assert strip_credentials("abfs://container@account/run") == "abfs://container@account/run"
 
 
 def test_without_the_right_to_delete_older_checkpoints_stay_whole_and_a_warning_comes_once(
@@ -589,9 +589,9 @@ def test_a_local_folder_and_its_address_stand_for_each_other(
 ) -> None:
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: None)
     folder = local_folder(f"{address}/")
-    assert folder.startswith(str(move("one"))) and address_of(folder) == address
-    assert address_of(f"{folder}/checkpoint-2") == f"{address}/checkpoint-2"
-    assert local_folder("out/run") == "out/run" and address_of("out/run") is None
+    assert folder.startswith(str(move("one"))) and get_remote_url(folder) == address
+    assert get_remote_url(f"{folder}/checkpoint-2") == f"{address}/checkpoint-2"
+    assert local_folder("out/run") == "out/run" and get_remote_url("out/run") is None
 
 
 def test_an_error_is_named_before_the_upload_and_stays_the_one_that_is_raised(
@@ -759,14 +759,14 @@ def test_each_address_of_a_host_is_opened_with_its_own_credentials(monkeypatch: 
 
     monkeypatch.setattr("fsspec.core.url_to_fs", open_address)
     for given in ("smb://u1:p1@h/a/checkpoint-2", "smb://u2:p2@h/b/", "s3://bucket/run?1"):
-        without_credentials(given)
+        strip_credentials(given)
     for address in ("smb://h/a", "smb://h/b/run", "smb://h/c", "s3://bucket/run"):
         with pytest.raises(RemoteFolderError) as error:
             RemoteFolder(address)
         text = "".join(traceback.format_exception(error.value))
         assert "p1" not in text and "p2" not in text
     assert opened == ["smb://u1:p1@h/a", "smb://u2:p2@h/b/run", "smb://h/c", "s3://bucket/run?1"]
-    assert without_credentials("file:///x/run?1") == "file:///x/run?1"
+    assert strip_credentials("file:///x/run?1") == "file:///x/run?1"
 
 
 def test_a_manifest_that_cannot_be_emptied_is_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -795,7 +795,7 @@ def test_a_full_disk_at_the_end_does_not_replace_the_error_of_the_training(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="row 3"), run_at(address):
-        monkeypatch.setattr(remote, "write_whole", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        monkeypatch.setattr(remote, "write_atomically", mock.Mock(side_effect=OSError(28, "No space left on device")))
         raise ValueError("row 3 is damaged")
 
 

@@ -229,7 +229,7 @@ def test_a_stop_at_the_evaluation_that_was_due_ends_the_training(tmp_path: Path)
     assert trainer.state.global_step == 5
 
 
-def test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
+def test_auto_resumes_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
     def trained(resume: Any, **changes: Any) -> int:
         trainer = quiet_trainer(tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=1, **changes)
         trainer.train(resume_from_checkpoint=resume)

@@ -36,7 +36,7 @@ def a_minute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         return found
 
     monkeypatch.setattr(Watchdog, "_progress", counted)
-    monkeypatch.setattr(watchdog, "LONGEST_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(watchdog, "MAX_CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
 
     def pass_by() -> None:
@@ -130,7 +130,7 @@ def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None
         quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=600).train()
 
 
-def test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched(
+def test_the_command_line_overrides_the_argument_and_without_both_nothing_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seconds(**changes: Any) -> float:

@@ -24,7 +24,7 @@ from littrainer.arguments.choices import (
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
 from littrainer.arguments.report_to import available_services, trackers_in
-from littrainer.runtime.remote_folder import local_folder, without_credentials
+from littrainer.runtime.remote_folder import local_folder, strip_credentials
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -69,7 +69,7 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
             os.makedirs(folder, exist_ok=True)
         args.output_dir = folder
     if isinstance(args.resume_from_checkpoint, str):
-        args.resume_from_checkpoint = without_credentials(args.resume_from_checkpoint)
+        args.resume_from_checkpoint = strip_credentials(args.resume_from_checkpoint)
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
     for name in dict_fields:

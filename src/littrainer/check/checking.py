@@ -31,9 +31,9 @@ from littrainer.distributed.collectives import barrier, barrier_with_timeout, br
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.evaluation import generation
 from littrainer.lightning.trial_steps import check_can_try, restore_trainer_after, strip_to_bare_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.overrides import find_overrides
 from littrainer.runtime.notes import END, EVALUATION, PART, SAVE
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.tracking.base import TrackerCallback
 
@@ -174,7 +174,7 @@ class TrainingCheck:
             # On the disk of output_dir, which all processes see; not in a folder that is uploaded.
             output = Path(self.args.output_dir).absolute()
             folders = (path for path in (*output.parents[:1], output, *output.parents) if os.access(path, os.W_OK))
-            near = next(path for path in folders if address_of(path / "trial") is None)
+            near = next(path for path in folders if get_remote_url(path / "trial") is None)
             is_first = self.args.process_index == 0
             self.folder = tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else ""
         self.folder = broadcast_object(self.folder)
@@ -204,7 +204,7 @@ class TrainingCheck:
     def _check_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
         columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
-        has_own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
+        has_own_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
             about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
@@ -256,7 +256,7 @@ class TrainingCheck:
 
     def _few_rows(self) -> Any:
         """Return the evaluation data with few batches, each as in the whole: first, notable and last ones."""
-        few, has_own_loader = {}, own_methods(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
+        few, has_own_loader = {}, find_overrides(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
         for name, dataset in self.eval_datasets.items():
             summary, size = self.rows.get(name), self.eval_batch_size
             if summary is None or has_own_loader:
@@ -374,7 +374,7 @@ class TrainingCheck:
         longest = summary.longest(trainer.get_total_train_batch_size(self.args))
         if not longest or self.report.is_interrupted:
             return
-        if own_methods(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
+        if find_overrides(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
             self.findings.append(Finding(NOTE, "longest batch", "it was not tried, since the script makes its batches"))
             return
         size = self.args.train_batch_size * data_parallel_size(self.args)

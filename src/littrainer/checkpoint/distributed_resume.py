@@ -34,8 +34,8 @@ from littrainer.distributed.collectives import (
     run_with_keepalive,
 )
 from littrainer.distributed.environment import TRAININGS, rank, reports_folder
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import address_of, local_folder
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -94,7 +94,7 @@ def checkpoint_for_all(
         folder, identity = broadcast_object((chosen[0], identity))
         if folder is None or identity is None:
             return None
-        if address_of(folder) is not None:
+        if get_remote_url(folder) is not None:
             # A node with another disk downloads it too.
             fetch = functools.partial(fetch_checkpoint, folder)
             with raise_on_all_ranks(f"downloading {folder}"):
@@ -142,7 +142,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
                     resume_from_checkpoint = newest
                     break
             folders.setdefault(os.path.abspath(output_dir), checkpoints_in(output_dir))
-            write_whole(file, json.dumps(trainings))
+            write_atomically(file, json.dumps(trainings))
     return broadcast_object(resume_from_checkpoint)
 
 
@@ -208,7 +208,7 @@ def checkpoint_to_resume(
             return None
         if newest is None:
             raise ValueError(
-                f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "
+                f"No valid checkpoint found in output directory ({get_remote_url(output_dir) or output_dir}): "
                 f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. "
                 "Start without resuming, or give the checkpoint's folder."
             )
@@ -221,7 +221,7 @@ def checkpoint_to_resume(
         if str(path).lower() in ("true", "false"):
             advice = f"{path!r} is text: write {str(path).capitalize()} without quotes."
         raise ValueError(
-            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. {advice}"
+            f"Can't find a valid checkpoint at {get_remote_url(folder) or folder}: there is no such folder. {advice}"
         )
     manifest = readable_manifest(folder)
     if manifest.is_thinned:

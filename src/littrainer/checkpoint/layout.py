@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 # A longer number fits into no file system's names.
@@ -86,7 +86,7 @@ def make_output_dir(folder: str) -> None:
         if os.path.islink(link := error.filename or folder):
             reason = f"cannot be made: {link} is a link to {os.readlink(link)}, where there is no folder"
         words = f"output_dir={folder!r} {reason}. Give the path of a folder"
-        if address := address_of(folder):
+        if address := get_remote_url(folder):
             words = f"What goes to {address} is written to {folder} first, which {reason}. Set XDG_CACHE_HOME to one"
         raise OSError(error.errno, f"{words} that can be written to", error.filename) from None
 

@@ -33,7 +33,7 @@ from littrainer.distributed.collectives import (
 )
 from littrainer.distributed.environment import hang_timeout
 from littrainer.runtime.notes import SAVE, part_of_training
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -130,7 +130,7 @@ class CheckpointManager:
             recorded: the context of a run, which writes what it begins with into the folder.
         """
         has_saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
-        has_url = address_of(args.output_dir) is not None
+        has_url = get_remote_url(args.output_dir) is not None
         if not has_saves and not has_url:
             yield
             return

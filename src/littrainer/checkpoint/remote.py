@@ -23,8 +23,8 @@ from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_fold
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, file_record, parsed_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints, make_output_dir
 from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, address_of, is_inside
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, get_remote_url, is_inside
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class RemoteRun:
 
     def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
         make_output_dir(str(folder))
-        self.folder, self.remote = folder, RemoteFolder(str(address_of(folder)))
+        self.folder, self.remote = folder, RemoteFolder(str(get_remote_url(folder)))
         self.manifests: dict[str, bytes] = {}
         self.foreign, self.gone, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
         # Checkpoint -> files of an upload that has not ended with a manifest: the checkpoint was thinned meanwhile.
@@ -157,7 +157,7 @@ class RemoteRun:
         for _ in range(MAX_TRIES):
             for file, record in manifest.files.items():
                 if not (part / file).is_file() or file_record(part / file) != record:
-                    self.remote.fetch(f"{name}/{file}", part / file)
+                    self.remote.download(f"{name}/{file}", part / file)
             if not (damage := damage_in(part)) and not edits_in(part):
                 return
         if damage:
@@ -168,7 +168,7 @@ class RemoteRun:
 
     def _download_without_manifest(self, name: str, part: Path) -> bool:
         """Return whether it is a checkpoint, and intact."""
-        damage = [f"{file} would be outside of it." for file in self.remote.fetch_all(name, part)]
+        damage = [f"{file} would be outside of it." for file in self.remote.download_all(name, part)]
         # Our own files without the manifest are a part of a checkpoint.
         if not part.is_dir() or any(part.glob("littrainer_*")):
             return False
@@ -198,7 +198,7 @@ class RemoteRun:
             if content and not self.stays(name, content):
                 self._set_aside_local(name)
                 (self.folder / name).mkdir()
-                write_whole(self.folder / name / MANIFEST_NAME, content)
+                write_atomically(self.folder / name / MANIFEST_NAME, content)
         self._note()
         self._refuse_if_taken_over()
 
@@ -370,7 +370,7 @@ class RemoteRun:
         """Note that what is at the address under these names, or all, is here or was replaced by what is here."""
         found = {name: self.manifests.get(name) for name in names or self.manifests}
         self._known |= {name: zlib.crc32(content) for name, content in found.items() if content}
-        write_whole(self.folder / UPLOADED_NAME, json.dumps({self.remote.address: self._known}, indent=1))
+        write_atomically(self.folder / UPLOADED_NAME, json.dumps({self.remote.address: self._known}, indent=1))
 
 
 def _content_of(path: Path) -> bytes | None:
@@ -403,7 +403,7 @@ def _fields_of(content: bytes | None, address: str | None = None) -> dict[str, A
 
 def send_files(folder: Path | str, write: Callable[[str, Path], None] | None = None) -> None:
     """Upload what has changed in a folder, except for checkpoints and other runs, if the folder mirrors a URL."""
-    if (address := address_of(folder)) is None:
+    if (address := get_remote_url(folder)) is None:
         return
     write, sent = write or RemoteFolder(address).write, _fields_of(_content_of(Path(folder, SENT_NAME)), address)
     for parent, folders, names in os.walk(folder):
@@ -418,7 +418,7 @@ def send_files(folder: Path | str, write: Callable[[str, Path], None] | None = N
                 if sent.get(name) != stamp:
                     write(name, path)
                     sent[name] = stamp
-                    write_whole(Path(folder, SENT_NAME), json.dumps({address: sent}))
+                    write_atomically(Path(folder, SENT_NAME), json.dumps({address: sent}))
 
 
 def fetch_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:
@@ -453,5 +453,5 @@ def fetch_small_files(folder: Path, names: Collection[str]) -> Path:
     shutil.rmtree(target := folder / ".report" / folder.name, ignore_errors=True)
     for place in ["", *(f"{name}/" for name in _highest_first(complete)[:1])]:
         for name in names:
-            run.remote.fetch(f"{place}{name}", target / place / name)
+            run.remote.download(f"{place}{name}", target / place / name)
     return target

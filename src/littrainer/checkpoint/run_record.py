@@ -30,7 +30,7 @@ from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.fingerprint import described, described_model
 from littrainer.redirection.names import REPLACED
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.version import __version__
 from littrainer.strategies.choice import strategy_name
 
@@ -90,7 +90,7 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
     }
     text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
     # `compare` and `report` may read it meanwhile.
-    write_whole(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
+    write_atomically(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
 
 
 def _as_json(value: Any) -> Any:

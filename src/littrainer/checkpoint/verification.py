@@ -39,7 +39,7 @@ from littrainer.checkpoint.layout import (
     list_checkpoints,
     shards_of,
 )
-from littrainer.runtime.remote_folder import address_of, local_folder
+from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +307,7 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
         RemoteFolderError: an object at the address could not be read.
     """
     folder = local_folder(os.fspath(folder))
-    if address_of(folder) is not None:
+    if get_remote_url(folder) is not None:
         from littrainer.checkpoint.remote import fetch_newest
 
         without = {*without, *fetch_newest(folder, without)}

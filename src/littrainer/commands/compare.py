@@ -15,7 +15,7 @@ from littrainer.commands.differences import LogComparison, compare_logs, weight_
 from littrainer.commands.report_charts import ABSENT, training_charts
 from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, checkpoints_in, read_folders
 from littrainer.commands.report_page import Table, page
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 
 DESCRIPTION = """\
 Show where two trainings differ: in their arguments, code, data, weights at the start, versions and environment; the
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
         print("\n\n".join([verdict, *map(_as_text, tables), *notes]))
         if options.html is not None:
-            write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
+            write_atomically(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
             print(f"\npage: {options.html}")
         return status
     except (ValueError, OSError) as error:

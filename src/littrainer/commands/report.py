@@ -13,8 +13,8 @@ from littrainer.commands.command_line import BadInput, CommandParser
 from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
 from littrainer.commands.report_folders import MissingState, Run, Search, read_folders
 from littrainer.commands.report_page import page
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import RemoteFolderError, address_of, local_folder
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import RemoteFolderError, get_remote_url, local_folder
 from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"
@@ -70,7 +70,7 @@ def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Pat
     target = _target(runs, searches, options.output)
     charts = [chart for number, search in enumerate(searches) for chart in search_charts(search, f"search {number}")]
     charts += training_charts(runs)
-    write_whole(target, page(runs, searches, charts, live_seconds))
+    write_atomically(target, page(runs, searches, charts, live_seconds))
     return target, charts
 
 
@@ -96,7 +96,7 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
 
 def _write_picture(path: Path, charts: list[Chart]) -> None:
     try:
-        write_whole(path, picture(charts))
+        write_atomically(path, picture(charts))
     except ImportError:
         print("picture: not written; it needs matplotlib: pip install matplotlib")
     else:
@@ -136,7 +136,7 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
-    home = Path() if address_of(home) else home
+    home = Path() if get_remote_url(home) else home
     # One more file would make a checkpoint differ from its manifest.
     target = (home.parent if checkpoint_step(home) is not None else home) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -179,7 +179,7 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None, without_pa
 
 def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
     # A subclass may read other rows than those of its table.
-    if type(dataset) not in known_classes("datasets.Dataset") or not len(dataset):
+    if type(dataset) not in loaded_classes("datasets.Dataset") or not len(dataset):
         return None
     shown = dataset.format
     if shown["type"] not in FORMATS or name not in dataset.column_names:

@@ -31,7 +31,7 @@ from littrainer.distributed.failures import (
     register_peers,
 )
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.nested_values import SampleList, concatenated, is_sample_list, map_nested
+from littrainer.runtime.nested_values import SampleList, concat_nested, is_sample_list, map_nested
 from littrainer.runtime.tracebacks import error_and_reasons
 
 logger = logging.getLogger(__name__)
@@ -415,7 +415,7 @@ def _joined_objects(pieces: list[Any]) -> Any:
     if isinstance(first, tuple):
         entries = [_joined_objects(list(column)) for column in zip(*pieces, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
-    return concatenated(pieces) if isinstance(first, torch.Tensor) else pieces
+    return concat_nested(pieces) if isinstance(first, torch.Tensor) else pieces
 
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------

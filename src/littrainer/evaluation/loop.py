@@ -24,7 +24,7 @@ from littrainer.evaluation.metrics import MetricPlace, call_metric_function, che
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
-from littrainer.runtime.nested_values import PADDING, map_nested, truncated
+from littrainer.runtime.nested_values import PADDING, map_nested, truncate_nested
 from littrainer.strategies.shards import free_gathered
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class BatchOutputs(NamedTuple):
 
     def first_rows(self, number: int) -> BatchOutputs:
         """Return the same with no more than so many samples."""
-        return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
+        return BatchOutputs(*(None if value is None else truncate_nested(value, number) for value in self))
 
     def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
         """Return what a metric function is given, with what `include_for_metrics` wants."""
@@ -307,7 +307,7 @@ class EvaluationLoop(CollectedOutputs):
             the outputs of this process.
         """
         trainer, args = self.trainer, self.trainer.args
-        trainer.preemption.interrupt_evaluation_if_asked()
+        trainer.preemption.raise_if_preempted()
         self.batch = batch
         samples = first_dimension(batch)
         self.examples_seen += samples or 0

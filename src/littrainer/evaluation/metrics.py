@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
-from littrainer.runtime.nested_values import described
+from littrainer.runtime.nested_values import describe
 from littrainer.runtime.notes import add_note, kind_of
 
 
@@ -47,7 +47,7 @@ def noting_where(
     except Exception as error:
         note = f"{function or _name_of(place.compute_metrics)} raised this {_where(place)}."
         if given is not None:
-            predictions, labels = map(described, given)
+            predictions, labels = map(describe, given)
             note += f" It was given predictions {predictions}, labels {labels}."
         if place.is_in_train and place.args.save_strategy != SaveStrategy.NO:
             note += " Once it is mended, train(resume_from_checkpoint=True) goes on from a checkpoint written before."

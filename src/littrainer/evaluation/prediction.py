@@ -12,7 +12,7 @@ import torch
 from littrainer.data.columns import batch_without_names
 from littrainer.data.loaders import first_dimension
 from littrainer.data.windows import count_label_tokens
-from littrainer.runtime.nested_values import detached
+from littrainer.runtime.nested_values import detach_nested
 
 
 def predict_batch(
@@ -94,7 +94,7 @@ def outputs_to_ignore(model: Any) -> Sequence[str]:
 
 def labels_in(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
     """Return the labels of a batch: one, or a tuple of them."""
-    labels = detached(tuple(inputs.get(name) for name in label_names))
+    labels = detach_nested(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
 
@@ -118,7 +118,7 @@ def logits_in(
     if labels is not None and compared_labels is not None:
         names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
         check_rows(logits, labels, names, compared_labels)
-    logits = detached(logits)
+    logits = detach_nested(logits)
     # A bare tensor keeps its dimensions, also if the batch is of one sample.
     is_only_one = isinstance(logits, (list, tuple)) and len(logits) == 1
     return logits[0] if is_only_one else logits

@@ -16,8 +16,8 @@ import torch
 
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model.facts import base_model, predicts_next_token, users_model
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
-from littrainer.runtime.nested_values import PADDING, described
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
+from littrainer.runtime.nested_values import PADDING, describe
 
 # What a metric's update is called with: positional arguments, or keywords.
 Arguments = tuple[Any, ...] | dict[str, Any]
@@ -207,7 +207,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 def _untold(prediction: EvalPrediction, reason: str) -> ValueError:
     return ValueError(
         "It is not known how predictions and labels go into the metrics of compute_metrics: "
-        f"predictions {described(prediction.predictions)}, labels {described(prediction.label_ids)}; {reason}. Say it: "
+        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Say it: "
         f"StreamingMetrics(metric, inputs=...) with one of {', '.join(map(repr, CONVERSIONS))}, or a function of "
         "predictions and labels that returns what update takes."
     )
@@ -340,7 +340,7 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):
         return StreamingMetrics(compute_metrics)
-    kinds = (StreamingMetrics, *known_classes("torchmetrics metric"))
+    kinds = (StreamingMetrics, *loaded_classes("torchmetrics metric"))
     if inspect.isclass(compute_metrics) and issubclass(compute_metrics, kinds):
         raise TypeError(
             f"compute_metrics is the class {compute_metrics.__name__}; pass a metric, made with its arguments."
@@ -411,11 +411,11 @@ def _misfit(
     way = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if part.inputs is None:
         way += " (chosen by their shapes and the model)"
-    made = "failed" if arguments is None else f"made of them what update was called with: {described(arguments)}"
+    made = "failed" if arguments is None else f"made of them what update was called with: {describe(arguments)}"
     others = [repr(other) for other in CONVERSIONS if other != conversion]
     return (
         f"The metric {name!r} ({type(part.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "
-        f"The batch has predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}; "
+        f"The batch has predictions {describe(prediction.predictions)} and labels {describe(prediction.label_ids)}; "
         f"{way} {made}. Check what the metric was made for. StreamingMetrics takes as inputs also {', '.join(others)}, "
         "or a function of predictions and labels that returns what update takes."
     )

@@ -28,7 +28,7 @@ from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRA
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.hub.repository import CARD_NAME, text_of, without_tokens
 from littrainer.model.facts import base_model
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.version import __version__
 from littrainer.strategies.choice import strategy_name
@@ -93,7 +93,7 @@ def write_card(
     content = without_tokens(content, *secrets)
     content = _complete_by_peft(model, content) if has_adapters else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
+    write_atomically(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
 
 
 def is_as_written(content: str) -> bool:

@@ -36,7 +36,7 @@ from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.rng import capture_random_states, set_random_states, states_of_portable
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.lightning.arguments import for_a_trainer
-from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, compared_arguments
+from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, get_compared_arguments
 from littrainer.runtime.seeds import set_seed
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class LightningCheckpoint:
             "version": RECORD_VERSION,
             "position": position.to_saved(*POSITION_FIELDS),
             "sizes": {"accumulation": accumulation, **sizes, "is_endless": sizes["epoch_length"] is None},
-            "arguments": compared_arguments(args),
+            "arguments": get_compared_arguments(args),
             "rank": 0,
             "data": _data_with_order(position),
             "lightning_callbacks": dict(self.content.get("callbacks") or {}),

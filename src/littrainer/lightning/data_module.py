@@ -37,7 +37,7 @@ from littrainer.lightning.batches import (
 )
 from littrainer.lightning_adapter.lightning_internals import SeenBatches
 from littrainer.loop.checks import check_is_dataset, check_not_empty
-from littrainer.loop.plan import why_empty
+from littrainer.loop.plan import describe_empty_loader
 from littrainer.model.facts import facts_about
 from littrainer.runtime.lazy_isinstance import is_a
 
@@ -172,7 +172,7 @@ class TrainerDataModule(pl.LightningDataModule):
         loader = self._loader(dataset, "Training", args.train_batch_size, self._train_sampler, is_training=True)
         check_equal_lengths(loader, "training data")
         if has_length(loader) and len(loader) == 0:
-            raise ValueError(why_empty(args, loader))
+            raise ValueError(describe_empty_loader(args, loader))
         if self.trainer is None:
             return loader
         self._training_batches = TrainingBatches(

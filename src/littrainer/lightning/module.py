@@ -44,12 +44,12 @@ from littrainer.lightning.preparation import (
 from littrainer.lightning_adapter.lightning_internals import upcoming_batches
 from littrainer.lightning_adapter.module import StepsAfterBackward
 from littrainer.loop import loss as losses
-from littrainer.loop.loss_normalization import EXACT, find_loss_head
+from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.model_preparation import (
+    add_embedding_noise,
     align_special_tokens,
     apply_liger_kernels,
     enable_activation_checkpointing,
-    noisy_embeddings,
 )
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
@@ -231,7 +231,7 @@ class TransformersModule(StepsAfterBackward):
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
         """
-        return losses.loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
+        return losses.compute_loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
         """Return loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
@@ -308,7 +308,7 @@ class TransformersModule(StepsAfterBackward):
         apply_liger_kernels(self.model, self.args)
         enable_activation_checkpointing(self.model, self.args)
         align_special_tokens(self.model, self.processing_class)
-        self._preparations.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
+        self._preparations.enter_context(add_embedding_noise(self.model, self.args.neftune_noise_alpha))
         self._window = None
         put_into_training_mode(self.model)
 
@@ -339,11 +339,11 @@ class TransformersModule(StepsAfterBackward):
             window: the micro-batches of the step.
         """
         settings = self.loss_settings
-        if not settings._loss_head.is_known and (self.training or settings.args.loss_normalization == EXACT):
+        if not settings._loss_reduction.is_known and (self.training or settings.args.loss_normalization == EXACT):
             is_own = type(self).compute_loss is not TransformersModule.compute_loss
-            settings._loss_head = find_loss_head(settings, self.model, window, self.device, is_own)
+            settings._loss_reduction = detect_loss_reduction(settings, self.model, window, self.device, is_own)
         has_labels = all(isinstance(batch, Mapping) and "labels" in batch for batch in window)
-        if not (has_labels or settings._loss_head.is_exact):
+        if not (has_labels or settings._loss_reduction.is_exact):
             return None
         return losses.items_in_window(settings, window, self.device)
 
@@ -370,7 +370,7 @@ class TransformersModule(StepsAfterBackward):
             self._window_loss = 0.0
         number, settings.current_gradient_accumulation_steps = window.num_items_in_window, window.window_size
         value, _ = self._loss_of(inputs, number)
-        value = losses.normalised(settings, value, number)
+        value = losses.scale_for_accumulation(settings, value, number)
         self._window_loss = self._window_loss + value.detach()
         # Lightning divides it next, by any number.
         self._has_divided_the_loss = True
@@ -381,7 +381,7 @@ class TransformersModule(StepsAfterBackward):
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
         value, outputs = self.compute_loss(dict(inputs), number)
-        return losses.scaled_for_mean_gradient(self.loss_settings, value, number), outputs
+        return losses.scale_for_gradient_mean(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
         pl_trainer: Any = self.attached_trainer()

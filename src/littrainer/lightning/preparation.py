@@ -16,8 +16,8 @@ from torch import nn
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.loop.loss import smoother_for
-from littrainer.loop.loss_normalization import UNKNOWN, LossHead
+from littrainer.loop.loss import make_label_smoother
+from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
 from littrainer.model.facts import facts_about
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
@@ -51,7 +51,7 @@ class ModuleLossSettings:
 
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
-    _loss_head: LossHead = UNKNOWN
+    _loss_reduction: LossReduction = UNKNOWN
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ModuleLossSettings:
             loss_normalization=args.loss_normalization,
         )
         self.compute_loss_func = compute_loss_func
-        self.label_smoother = smoother_for(model, args.label_smoothing_factor)
+        self.label_smoother = make_label_smoother(model, args.label_smoothing_factor)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if args.label_names is None else args.label_names
         self.can_return_loss = facts.can_return_loss

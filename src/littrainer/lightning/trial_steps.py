@@ -19,8 +19,8 @@ from littrainer.data.resume.progress import generator_states, set_generator_stat
 from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.lightning_adapter.run_lightning import fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.run import TrainingRun
 from littrainer.model.traversal import model_device
@@ -104,7 +104,7 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: Any, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
-        self._is_unchecked = batch_size is not None and bool(own_methods(trainer, ["get_train_dataloader"]))
+        self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_substep_end()
@@ -143,7 +143,7 @@ def take_steps(
     session = trainer.session
     session.train_batch_size = batch_size or session.train_batch_size
     session.is_in_train = True
-    with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
+    with naming_dropped_columns(trainer), trainer.update_guard, prepare_model_for_training(trainer):
         loader = trainer.get_train_dataloader()
         if overfits(trainer):
             check_order_stays(loader)

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 
 from littrainer.lightning_adapter.module import TrainerModule
 from littrainer.lightning_adapter.precision import ForwardMixedPrecision
-from littrainer.runtime.interruptions import StoppedByUserCode
+from littrainer.runtime.interruptions import UserStopIteration
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
@@ -190,7 +190,7 @@ class FastEpochLoop(_TrainingEpochLoop):
                 outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
         except StopIteration as error:
             # Lightning's loop around this one would take it for the end of the data.
-            raise StoppedByUserCode from error
+            raise UserStopIteration from error
         total.processed += 1
         current.processed += 1
         if steps:
@@ -254,7 +254,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module = self._module
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
-        loss = module.step.loss_of(batch)
+        loss = module.step.forward_micro_batch(batch)
         # Lightning's own loop clears gradients here; the Trainer does behind the step.
         if is_zeroed:
             self._announce_zero_grad()

@@ -33,8 +33,8 @@ from littrainer.loop.batch_errors import note_batch
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import is_metric_driven
 from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
-from littrainer.runtime.interruptions import StoppedByUserCode
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.runtime.interruptions import UserStopIteration
+from littrainer.runtime.weak_attributes import weak_property
 from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def carries_stop_iteration(hook: Hook) -> Hook:
         try:
             return hook(*args, **kwargs)
         except StopIteration as error:
-            raise StoppedByUserCode from error
+            raise UserStopIteration from error
 
     return carrying  # type: ignore[return-value]
 
@@ -98,7 +98,7 @@ class TrainerModule(StepsAfterBackward):
         run: the training that fit is to carry out; None for evaluation and prediction.
     """
 
-    owner = held_weakly("_owner")
+    owner = weak_property("_owner")
 
     def __init__(self, trainer: Any, run: TrainingRun | None = None):
         super().__init__()
@@ -209,13 +209,13 @@ class TrainerModule(StepsAfterBackward):
         if not self.automatic_optimization:
             # In automatic optimization Lightning asks its strategy for this context.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
-                loss = self.step.loss_of(micro_batch, by_training_step=True)
+                loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
                 self.follow_optimizer()
                 self.owner.accelerator.unscale_gradients()
                 self.step.update(self._step_counted, self._step_all_schedules)
             return loss
-        loss = self.step.loss_of(micro_batch)
+        loss = self.step.forward_micro_batch(micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1
@@ -284,7 +284,7 @@ class TrainerModule(StepsAfterBackward):
     def step_optimizer(self, *_: Any) -> None:
         """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
         optimizer = self.follow_optimizer()
-        if self.step.is_refused or self._updates_during_backward:
+        if self.step.is_step_skipped or self._updates_during_backward:
             note_step(optimizer)
             if self.scaling is not None:
                 self.scaling.skip_step()

@@ -15,11 +15,11 @@ from littrainer.data.limits import further_keywords
 from littrainer.data.workers import end_workers
 from littrainer.distributed.failures import name_failed_process
 from littrainer.lightning_adapter.torchmetrics_on_demand import torchmetrics_on_demand
-from littrainer.loop.batch_errors import noted_reading
+from littrainer.loop.batch_errors import note_reading_errors
 from littrainer.runtime.interruptions import PythonInterruptions
-from littrainer.runtime.lazy_isinstance import known_classes
+from littrainer.runtime.lazy_isinstance import loaded_classes
 from littrainer.runtime.log_filter import quiet_lightning
-from littrainer.runtime.weak_attributes import without_callers_frames
+from littrainer.runtime.weak_attributes import load_in_thread
 from littrainer.strategies.choice import SHARDING_STRATEGIES, strategy_name
 from littrainer.strategies.shards import is_sharded
 
@@ -69,7 +69,7 @@ def import_lightning() -> None:
     numbers of a training.
     """
     if "littrainer.lightning_adapter.lightning_trainer" not in sys.modules:
-        without_callers_frames(_import_all)
+        load_in_thread(_import_all)
 
 
 def _import_all() -> None:
@@ -90,7 +90,7 @@ def fit(trainer: Any, run: TrainingRun) -> None:
     try:
         with (
             quiet_lightning(),
-            noted_reading(trainer),
+            note_reading_errors(trainer),
             PythonInterruptions(),
             name_failed_process("training"),
         ):
@@ -113,7 +113,7 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
     if running is not None:
         trainer.validation_rounds.end_earlier_one()
     try:
-        with noted_reading(trainer, evaluation):
+        with note_reading_errors(trainer, evaluation):
             if not _has_listeners(trainer):
                 with name_failed_process("the evaluation"):
                     evaluation.run()
@@ -265,5 +265,5 @@ def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
 
 def is_lightning_callback(callback: Any) -> bool:
     """Whether a callback, or a class of callbacks, is of Lightning's kind."""
-    classes = known_classes("lightning callback")
+    classes = loaded_classes("lightning callback")
     return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))

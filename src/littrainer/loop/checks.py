@@ -28,8 +28,8 @@ from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import process_layout, tensor_parallel_size
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.loop.loss import returns_the_mean
-from littrainer.loop.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
+from littrainer.loop.loss import reduces_to_micro_batch_mean
+from littrainer.loop.overrides import accept_earlier_signatures, find_overrides, refuse_ignored_overrides
 from littrainer.runtime.log_levels import apply_log_level
 from littrainer.runtime.notes import kind_of
 
@@ -131,7 +131,7 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
         )
 
 
-def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
+def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:
     """Return the pair of an optimizer and a schedule; raise a TypeError for anything else."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         raise TypeError(
@@ -147,7 +147,7 @@ def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
     return optimizers[0], optimizers[1]
 
 
-def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
+def validate_lightning_keywords(lightning: Any) -> dict[str, Any]:
     """Return further keywords of `lightning.Trainer`, copied; raise a TypeError if they are no dict."""
     if lightning is not None and not isinstance(lightning, Mapping):
         raise TypeError(
@@ -202,7 +202,7 @@ def check_construction(trainer: Any) -> None:
             "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
         )
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
-    generates = hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))
+    generates = hasattr(trainer, "_gen_kwargs") or find_overrides(trainer, ("prediction_step", "evaluation_loop"))
     unused = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
     if unused and not generates:
         logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(unused))
@@ -279,7 +279,7 @@ def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> 
         )
 
 
-def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
+def select_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
     """Return the dataset to evaluate on.
 
     Parameters:
@@ -325,7 +325,7 @@ def check_before_training(trainer: Any) -> None:
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
-    if trainer.args.loss_normalization == "exact" and returns_the_mean(trainer):
+    if trainer.args.loss_normalization == "exact" and reduces_to_micro_batch_mean(trainer):
         raise ValueError(
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."

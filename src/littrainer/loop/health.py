@@ -29,7 +29,7 @@ from littrainer.loop.preemption import resume_command
 from littrainer.loop.step_policy import StepPolicy
 from littrainer.model.traversal import copied_buffers, put_buffers_back
 from littrainer.runtime.notes import listed
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.runtime.weak_attributes import weak_property
 
 if TYPE_CHECKING:
     from littrainer.data.windows import WindowLoader
@@ -124,7 +124,7 @@ class HealthGuard(StepPolicy):
         values: numbers of the device that were read together.
     """
 
-    _windows = held_weakly("_windows_reference")
+    _windows = weak_property("_windows_reference")
 
     def __init__(self, policy: str = "warn", spike_factor: float | None = None):
         self.policy, self.spike_factor = policy, spike_factor
@@ -348,7 +348,7 @@ class SkippingHealthGuard(HealthGuard):
         self._warn(f"on_nonfinite='skip' leaves out this optimizer step. {fault.text}")
         return True
 
-    def roll_back(self, fault: Fault, steps_left: int) -> str:
+    def prepare_rollback(self, fault: Fault, steps_left: int) -> str:
         """Leave the window of a fault out from now on, and return the folder of the checkpoint to continue from.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import nn
 from littrainer.data.collators import default_data_collator
 from littrainer.data.loaders import on_device
 from littrainer.data.packing import PackedCollator
-from littrainer.loop.loss_normalization import model_left_as_found
+from littrainer.loop.loss_normalization import preserve_model_state
 from littrainer.model.facts import base_model, facts_about, predicts_next_token
 from littrainer.strategies.mixed_precision import HALF_TYPES
 
@@ -62,7 +62,7 @@ def check_packing(args: Any, model: nn.Module, called: nn.Module, loader: Any) -
         return logits(join(rows))[0, TOKENS : 2 * TOKENS]
 
     called = getattr(called, "_orig_mod", called)
-    with model_left_as_found(called):
+    with preserve_model_state(called):
         one, other, alone = behind(ids[0]), behind(ids[1]), logits({"input_ids": ids[2:]})[0]
     is_half = args.bf16 or args.fp16 or any(part.dtype in HALF_TYPES for part in model.parameters())
     largest, attention = float(alone.abs().max()), getattr(config, "_attn_implementation", None)

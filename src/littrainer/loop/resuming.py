@@ -111,7 +111,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "version": RECORD_VERSION,
         "position": position.to_saved(*POSITION_FIELDS),
         "sizes": training.sizes,
-        "arguments": compared_arguments(trainer.args),
+        "arguments": get_compared_arguments(trainer.args),
         "rank": trainer.args.process_index,
         "data": data,
         "steps_ahead": run.steps_ahead,
@@ -263,7 +263,7 @@ def warn_of_differences(
 
 def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
     """Return a line for each argument that differs, in the words that scripts look for."""
-    now, state = compared_arguments(training.args), training.state
+    now, state = get_compared_arguments(training.args), training.state
     then = {} if record is None else record["arguments"]
     # The value now, the earlier one, and the file that has it.
     compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
@@ -306,7 +306,7 @@ def _other_data(
     return sentences
 
 
-def compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+def get_compared_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Return the arguments that a resumed training compares with its own, as plain values."""
     compared = {}
     for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT):

@@ -38,7 +38,7 @@ from littrainer.loop.step import TrainingStep
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
 from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.runtime.weak_attributes import weak_property
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class TrainingRun:
         ignore_keys_for_eval: model outputs that evaluations leave out.
     """
 
-    trainer = held_weakly("_trainer")
+    trainer = weak_property("_trainer")
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TrainingRun:
             accumulation=accumulation,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
-            should_stop=self.step.ends_epoch,
+            should_stop=self.step.should_end_epoch,
             left_out=self.step.health.left_out,
             length_is_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
@@ -136,7 +136,7 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
-        plan = self.plan = self.plan.without_windows(len(self.step.health.left_out), trainer.args)
+        plan = self.plan = self.plan.skip_windows(len(self.step.health.left_out), trainer.args)
         self.windows.lengthen(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
@@ -213,7 +213,7 @@ class TrainingRun:
             self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
-    def epochs_left(self) -> int:
+    def remaining_epochs(self) -> int:
         """Epochs from the one that begins next to the planned end."""
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 

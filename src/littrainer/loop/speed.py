@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Of a GPU, that wait to be looked at.
-MOST_EVENTS = 4096
+MAX_EVENTS = 4096
 # Word in a GPU's name -> its most operations a second on dense matrices, by its data sheet: 16 bits, TF32, float32.
 PEAKS: dict[str, tuple[float, float, float]] = {
     "B200": (2250e12, 1100e12, 75e12),
@@ -138,7 +138,7 @@ class SpeedLog:
             self._idle_events.append(event)
         del self._events[: max(done - 1, 0)]
         if not self._idle_events:
-            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MOST_EVENTS)]
+            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MAX_EVENTS)]
 
     def count(self, window: list[Any]) -> None:
         """Count samples and tokens of micro-batches, without reading them."""

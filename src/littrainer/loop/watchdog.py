@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
     from littrainer.loop.run import TrainingRun
 
-LONGEST_BETWEEN_LOOKS = 1.0
+MAX_CHECK_INTERVAL_S = 1.0
 # In which the other processes find out too, and print where they stand.
-SECONDS_FOR_OTHERS = 3.0
+PEER_REPORT_TIMEOUT_S = 3.0
 # In which the main thread may end the training, after each of two interruptions.
-SECONDS_TO_END = 5.0
+EXIT_TIMEOUT_S = 5.0
 
 
 class Watchdog(AbstractContextManager["Watchdog"]):
@@ -90,7 +90,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._is_over.set()
         try:
             # It may be printing: loader processes that it ends make an error come up here.
-            self._thread.join(SECONDS_FOR_OTHERS + SECONDS_TO_END)
+            self._thread.join(PEER_REPORT_TIMEOUT_S + EXIT_TIMEOUT_S)
         finally:
             if signal.getsignal(signal.SIGINT) == self._interrupted:
                 signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
@@ -112,7 +112,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _watch(self) -> None:
         seen, since = None, time.monotonic()
-        while not self._wait_for_end(min(LONGEST_BETWEEN_LOOKS, self.seconds / 4)):
+        while not self._wait_for_end(min(MAX_CHECK_INTERVAL_S, self.seconds / 4)):
             found = self._progress()
             if found is None or found != seen:
                 seen, since = found, time.monotonic()
@@ -128,8 +128,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
     def _wait_for_end(self, seconds: float) -> bool:
         """Return whether the block is left within this time, in which the heartbeat goes on."""
         self._touch_heartbeat()
-        while seconds > 0 and not self._is_over.wait(min(LONGEST_BETWEEN_LOOKS, seconds)):
-            seconds -= LONGEST_BETWEEN_LOOKS
+        while seconds > 0 and not self._is_over.wait(min(MAX_CHECK_INTERVAL_S, seconds)):
+            seconds -= MAX_CHECK_INTERVAL_S
             self._touch_heartbeat()
         return self._is_over.is_set()
 
@@ -157,12 +157,12 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         note_step_of_error(self._error, state.global_step)
         self._print_stacks(where)
         if is_distributed():
-            self._wait_for_end(SECONDS_FOR_OTHERS)
+            self._wait_for_end(PEER_REPORT_TIMEOUT_S)
         # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
         for _ in range(2):
             if self._earlier_handler is not None and not self._is_over.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            if self._wait_for_end(SECONDS_TO_END):
+            if self._wait_for_end(EXIT_TIMEOUT_S):
                 return
         self._print_last_batch()
         report_error(self._error)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.runtime.lazy_isinstance import known_classes
+from littrainer.runtime.lazy_isinstance import loaded_classes
 
 # Types of `_modules`, unless the class keeps its modules elsewhere, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)
@@ -41,7 +41,7 @@ def train_all(model: Any) -> None:
 def _adds_nothing(module: Any) -> bool:
     """Return whether a `train()` that is not torch's does no more than that."""
     own = type(module).train
-    # If transformers has put its kernels in, it may do so again. `known_classes` would be slower at each micro-batch.
+    # If transformers has put its kernels in, it may do so again. `loaded_classes` would be slower at each micro-batch.
     loaded = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return loaded is not None and own is loaded.train and not getattr(module, "use_kernels", True)
 
@@ -97,7 +97,7 @@ def stays_in_place(model: nn.Module) -> bool:
 def _moves_as_torch_does(model: Any) -> bool:
     to = getattr(type(model), "to", None)
     return "to" not in vars(model) and (
-        to is nn.Module.to or any(to is kind.to for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
+        to is nn.Module.to or any(to is kind.to for kind in loaded_classes("model of transformers"))  # type: ignore[attr-defined]
     )
 
 

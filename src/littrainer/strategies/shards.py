@@ -20,25 +20,25 @@ from torch import nn
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
 from littrainer.model.traversal import modules_of
 from littrainer.optim.parameter_groups import PART_OF
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters of a model are spread over processes."""
-    kinds = known_classes("sharded tensor")
+    kinds = loaded_classes("sharded tensor")
     sharded = [kind for kind in set(map(type, model.parameters())) if issubclass(kind, kinds)]
     return bool(sharded) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
     """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
-    kinds = known_classes("flat sharded module")
+    kinds = loaded_classes("flat sharded module")
     return bool([kind for kind in set(map(type, modules_of(model))) if issubclass(kind, kinds)])
 
 
 def free_gathered(model: nn.Module) -> None:
     """Let go of weights that FSDP has gathered for a forward pass and kept; they would hide the parts."""
-    kinds: Any = known_classes("resharding module")
+    kinds: Any = loaded_classes("resharding module")
     for module in modules_of(model):
         if isinstance(module, kinds):
             module.reshard()

@@ -35,7 +35,7 @@ from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_to
 from littrainer.optim.stepping import clip_by_norm
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.nested_values import truncated
+from littrainer.runtime.nested_values import truncate_nested
 from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
 from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
 from littrainer.strategies.shards import is_sharded, whole_state_dict
@@ -172,7 +172,7 @@ class AcceleratorFacade:
             data = collectives.gather_objects_across_processes(input_data, copies)
             if rows is not None and type(data) is list:
                 return data[:rows]
-        return data if rows is None else truncated(data, rows)
+        return data if rows is None else truncate_nested(data, rows)
 
     def gather_each_sample(self, tensor: Any) -> Any:
         """Gather one copy of each sample that several processes have predicted together."""

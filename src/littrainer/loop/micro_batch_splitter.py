@@ -18,17 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 from littrainer.data.resume.rng import capture_random_states, set_random_states
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import all_gather_object, raise_on_all_ranks
-from littrainer.loop.loss_normalization import UNKNOWN, find_head_of_parts, row_count, rows_of
+from littrainer.loop.loss_normalization import UNKNOWN, detect_split_reduction, row_count, rows_of
 from littrainer.loop.out_of_memory import free_memory, is_out_of_memory
 from littrainer.model.traversal import copied_buffers, parameters_of, put_buffers_back
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.runtime.weak_attributes import weak_property
 
 logger = logging.getLogger(__name__)
 
 Forward = Callable[[nn.Module, Any, Any], torch.Tensor]
 
 
-class MicroBatchSplitter:
+class OomMicroBatchSplitter:
     """Runs the micro-batches of a window forward and backward, in parts if memory has run out before.
 
     What a window begins with (gradients, buffers, generators) is kept until it is done. Several processes add gradients
@@ -42,7 +42,7 @@ class MicroBatchSplitter:
         last_warned: the `max_elements` that a warning has named.
     """
 
-    _settings = held_weakly("_trainer")
+    _settings = weak_property("_trainer")
 
     def __init__(self, settings: Any):
         self._settings = settings
@@ -54,7 +54,7 @@ class MicroBatchSplitter:
         self._window: list[MicroBatch] = []
         self._error: Exception | None = None
 
-    def loss_of(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
+    def forward_micro_batch(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         """Run a micro-batch forward and backward, and return its loss.
 
         Parameters:
@@ -89,7 +89,7 @@ class MicroBatchSplitter:
             wrapped.require_forward_param_sync = False
         if not self._head.is_known:
             _rows_and_elements(micro_batch.inputs)
-            self._head = find_head_of_parts(settings, micro_batch.inputs, micro_batch.num_items_in_window)
+            self._head = detect_split_reduction(settings, micro_batch.inputs, micro_batch.num_items_in_window)
         self._window, self._error = [], None
         self._gradients = {one: one.grad.clone() for one in parameters_of(settings.model) if one.grad is not None}
         self._buffers = copied_buffers(settings.model)

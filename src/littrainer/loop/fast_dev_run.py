@@ -43,18 +43,18 @@ class _SavesNothing(TrainerCallback):
     on_epoch_end = on_log = on_evaluate = _leave_out
 
 
-def pushes_by_itself(source: HasKeywords) -> bool:
+def should_push_automatically(source: HasKeywords) -> bool:
     """Return whether the model is pushed to the Hub without a call by the script; in a trial it is not."""
     return bool(source.args.push_to_hub) and not development_batches(source)
 
 
-def trackers_reported_to(source: HasKeywords) -> Any:
+def select_trackers(source: HasKeywords) -> Any:
     """What `report_to` names, and nothing in a trial."""
     return "none" if development_batches(source) else source.args.report_to
 
 
 @contextmanager
-def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
+def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
     """While the block runs a training is a trial, where `fast_dev_run` asks for one; else nothing is changed.
 
     Parameters:
