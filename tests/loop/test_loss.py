@@ -47,7 +47,7 @@ def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: to
 def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
     number: int, odd_one: float, dtype: torch.dtype, filtered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunningLoss, "MAX_WAITING", 100)
+    monkeypatch.setattr(RunningLoss, "MAX_PENDING", 100)
     torch.manual_seed(number)
     losses = list((torch.rand(number) * 3).to(dtype))
     losses[number // 2] = torch.tensor(odd_one, dtype=dtype)

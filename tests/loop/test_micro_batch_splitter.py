@@ -15,7 +15,7 @@ from torch import nn
 
 from littrainer import Trainer
 from littrainer.data.packing import PackedCollator
-from littrainer.loop.micro_batch_splitter import _average
+from littrainer.loop.micro_batch_splitter import _all_reduce_gradients
 from tests.faults.memory import OUT_OF_MEMORY, Fault, seen_of, trained
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows
@@ -289,5 +289,5 @@ def test_gradients_of_another_memory_layout_are_averaged_by_their_values(monkeyp
     parameter = nn.Parameter(torch.zeros(2, 3))
     parameter.grad = torch.arange(6.0).reshape(3, 2).t()
     expected = parameter.grad.clone()
-    _average([parameter], 2)
+    _all_reduce_gradients([parameter], 2)
     assert torch.equal(parameter.grad, expected)

@@ -117,7 +117,7 @@ def test_an_epoch_that_was_over_is_not_gone_on_with(tmp_path: Path, caplog: pyte
     part(tmp_path, 4, **settings)
     rest = part(tmp_path, per_device_train_batch_size=8, **settings)
     assert not indices(rest) and sorted(indices(rest, epoch=1)) == list(range(ROWS))
-    assert "Training goes on at the first row of epoch 1, and takes 6 optimizer steps in all." in caplog.text
+    assert "Training continues at the first row of epoch 1, and takes 6 optimizer steps in all." in caplog.text
     assert [entry["step"] for entry in rest.state.log_history if "eval_loss" in entry] == [4, 6]
 
 

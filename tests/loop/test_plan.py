@@ -89,12 +89,12 @@ def test_an_empty_loader_of_the_users_own_is_refused(tmp_path: Path) -> None:
 BEHIND = [(3, -1, 2, 3, 17), (1.5, -1, -3, 2, 5), (3, 12, 4, 2, 12), (3, 12, -4, 4, 12), (3, 12, 0, 3, 12)]
 
 
-@pytest.mark.parametrize(("epochs", "max_steps", "steps_ahead", "epochs_behind", "steps_behind"), BEHIND)
+@pytest.mark.parametrize(("epochs", "max_steps", "surplus_steps", "epochs_behind", "steps_behind"), BEHIND)
 def test_a_plan_counts_steps_of_another_size_that_were_taken_before(
-    trainers: tuple[Any, Any], epochs: float, max_steps: int, steps_ahead: int, epochs_behind: int, steps_behind: int
+    trainers: tuple[Any, Any], epochs: float, max_steps: int, surplus_steps: int, epochs_behind: int, steps_behind: int
 ) -> None:
     trainer, _ = trainers
     loader: Any = DataLoader(Rows(vector_rows(18)), batch_size=4)
     plans(trainers, loader, 1, epochs, max_steps)
-    plan = trainer.set_initial_training_values(trainer.args, loader).behind(steps_ahead, trainer.args)
+    plan = trainer.set_initial_training_values(trainer.args, loader).add_surplus_steps(surplus_steps, trainer.args)
     assert (plan.num_train_epochs, plan.max_steps) == (epochs_behind, steps_behind)

@@ -79,7 +79,7 @@ IN_RECORD = "(from littrainer_resume.pt)"
             {"gradient_accumulation_steps": 2},
             [
                 f"gradient_accumulation_steps: 2 (from args) != 1 {IN_RECORD}",
-                "behind the 12 rows of epoch 0 that were trained, and takes 7 optimizer steps in all",
+                "after the 12 rows of epoch 0 that were trained, and takes 7 optimizer steps in all",
             ],
         ),
         ({"rows": 30}, ["8 micro-batches per epoch (5)", "30 training samples (18)"]),

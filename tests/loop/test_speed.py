@@ -319,5 +319,5 @@ def test_the_peak_is_that_of_the_devices_name(
     monkeypatch: pytest.MonkeyPatch, name: str, is_half: bool, peak: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert speed.peak_of(torch.device("cuda"), is_half) == peak
-    assert speed.peak_of(torch.device("cpu"), is_half) is None
+    assert speed.get_peak_flops(torch.device("cuda"), is_half) == peak
+    assert speed.get_peak_flops(torch.device("cpu"), is_half) is None
