@@ -33,7 +33,7 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # Whether losses are divided by the window; None: if the model or loss function takes `num_items_in_batch`.
+    # True if losses are divided by the window; None: if the model or loss function takes `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None
     # Micro-batches in the current window.
     current_gradient_accumulation_steps: int

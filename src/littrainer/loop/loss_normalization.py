@@ -72,7 +72,7 @@ class LossReduction:
             labels = inputs["shift_labels"] if "shift_labels" in inputs else labels[..., 1:]
         counted = labels.ne(IGNORED_LABEL)
         if self.label_name == "start_positions" and isinstance(tokens, torch.Tensor):
-            # Question-answering losses ignore answers that begin after the last token.
+            # SQuAD losses ignore spans that begin after the last token.
             counted = labels.lt(tokens.shape[-1])
         return counted.reshape(len(labels), -1).sum(1)
 
@@ -285,7 +285,7 @@ class _Probe:
         settings, steps = self.settings, len(self.window)
         processes = settings.args.world_size // settings.get_tp_size() if should_average_over_processes(settings) else 1
         ratios = {unit: self._compute_count_ratio(unit) for unit in (self.guess.unit, SAMPLES)}
-        # Labels of question answering are not counted.
+        # Span labels are not counted.
         accepts_number = settings.model_accepts_loss_kwargs and self.guess.label_name == "labels"
         factor = steps * processes if accepts_number else 1
         share, unit = 0.0, None

@@ -38,7 +38,7 @@ class TrainingPlan(NamedTuple):
 
     @property
     def is_endless(self) -> bool:
-        """Whether the data is a stream of unknown length, so that `max_steps` ends the training."""
+        """True for a stream of unknown length, which `max_steps` ends."""
         return self.num_train_epochs == sys.maxsize
 
     def skip_windows(self, number: int, args: TrainingArguments) -> TrainingPlan:

@@ -137,11 +137,9 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     # The order of an epoch is the same in all processes.
     record["data_of_first"] = record["data"]
     if record.get("rank", 0) != rank:
-        own_record = _load_record(folder / resume_record_name(rank)) if rank else None
-        # The first process counts the rows.
-        record["data"] = (
-            own_record and own_record["data"] and {**own_record["data"], "rows": record["data"].get("rows")}
-        )
+        local = _load_record(folder / resume_record_name(rank)) if rank else None
+        # The record of the first process counts the rows.
+        record["data"] = local and local["data"] and {**local["data"], "rows": record["data"].get("rows")}
     return record
 
 

@@ -188,7 +188,7 @@ class TrainingRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the resumed checkpoint has all optimizer steps."""
+        """True if the resumed checkpoint has all optimizer steps."""
         return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
 
     def resume_record(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class TrainingRun:
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
-                # Its callback has run before the checkpoint was written.
+                # The callback has run before the checkpoint was written.
                 self.step.on_step_done = None
             self.step.run_step_done_callback()
         if self.evaluation_due is not None:

@@ -214,7 +214,7 @@ class TrainingStep:
             is_written = self._flags.settle(self.trainer.control, flags, is_written)
         if is_written and pending is not None and flags is CONTROL_FLAGS:
             self.trainer.session.checkpoints.wait()
-            # Its callbacks may have raised flags.
+            # Callbacks of the save may have raised flags.
             self.sync_control_flags(flags)
 
     def log_evaluate_save(self) -> None:
@@ -228,7 +228,7 @@ class TrainingStep:
             return
         loss = trainer.session.loss
         if is_due:
-            # One transfer from the device for all numbers that are needed below.
+            # A single transfer for all numbers that are needed below.
             health.values.read([*[value for _, _, value in health.unread], *loss.unread(), self.grad_norm])
             health.check(is_save_due=control.should_save)
         if control.should_save and health.policy == "rollback":
