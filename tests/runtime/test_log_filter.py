@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core import rank_zero
 
 from littrainer import TrainerCallback
-from littrainer.runtime.log_filter import CHATTING_LOGGERS, quiet_lightning
+from littrainer.runtime.log_filter import NOISY_LOGGERS, quiet_lightning
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -19,7 +19,7 @@ def chatter(caplog: pytest.LogCaptureFixture) -> Any:
     """The messages of Lightning's that reached the user."""
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter("always")
-        yield lambda: [record.getMessage() for record in caplog.records if record.name in CHATTING_LOGGERS]
+        yield lambda: [record.getMessage() for record in caplog.records if record.name in NOISY_LOGGERS]
 
 
 def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_imported_too(
@@ -50,7 +50,7 @@ def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, 
 
 
 def test_filters_are_put_back_in_whichever_order_trainings_end() -> None:
-    loggers = [logging.getLogger(name) for name in CHATTING_LOGGERS]
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
 
     def advice() -> list[Any]:
         with warnings.catch_warnings(record=True) as seen:

@@ -166,8 +166,8 @@ def _advise_on_sample_length(context: ErrorContext) -> str | None:
     if length <= positions:
         return None
     return (
-        f"The samples have {length} tokens, and {type(context.model).__name__} has {positions} positions: tokenize with "
-        f"truncation=True and max_length={positions}."
+        f"The samples have {length} tokens, and {type(context.model).__name__} has {positions} positions: tokenize "
+        f"with truncation=True and max_length={positions}."
     )
 
 
@@ -206,8 +206,8 @@ def _advise_on_label_shape(context: ErrorContext) -> str | None:
     if entry is None or ids is None or "SequenceClassification" not in type(context.model).__name__:
         return None
     return (
-        f"{entry[0]} has the shape {tuple(entry[1].shape)}, and {type(context.model).__name__} takes one number for each "
-        f"of the {ids[1].shape[0]} samples: give each sample one label, or load the model of another task, such as "
+        f"{entry[0]} has the shape {tuple(entry[1].shape)}, and {type(context.model).__name__} takes one number for "
+        f"each of the {ids[1].shape[0]} samples: give each sample one label, or load the model of another task, such as "
         "AutoModelForTokenClassification for a label on each token."
     )
 
@@ -221,8 +221,8 @@ def _advise_on_missing_input(context: ErrorContext) -> str | None:
     if advice is not None or missing != "input_ids":
         return advice and f"{advice}."
     return (
-        f"The batch has no input_ids (it has {', '.join(map(str, context.batch))}): tokenize the dataset first, such as "
-        "dataset.map(lambda rows: tokenizer(rows['text'], truncation=True), batched=True)."
+        f"The batch has no input_ids (it has {', '.join(map(str, context.batch))}): tokenize the dataset first, such "
+        "as dataset.map(lambda rows: tokenizer(rows['text'], truncation=True), batched=True)."
     )
 
 
@@ -252,8 +252,8 @@ def _advise_on_no_gradient(context: ErrorContext) -> str | None:
 def _advise_on_memory(context: ErrorContext) -> str:
     if context.evaluates:
         return (
-            f"Lower per_device_eval_batch_size ({context.args.per_device_eval_batch_size}), or keep less of each batch: "
-            "eval_accumulation_steps=1 moves predictions to the host, preprocess_logits_for_metrics makes them smaller."
+            f"Lower per_device_eval_batch_size ({context.args.per_device_eval_batch_size}), or keep less of each "
+            "batch: eval_accumulation_steps=1 moves predictions to the host, preprocess_logits_for_metrics makes them smaller."
         )
     return (
         f"Lower per_device_train_batch_size ({context.args.per_device_train_batch_size}) and raise "

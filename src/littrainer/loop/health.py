@@ -180,7 +180,7 @@ class HealthGuard(StepPolicy):
         Raises:
             UnhealthyTrainingError: a number is non-finite or a spike, and `on_nonfinite` is "stop".
         """
-        readings = [*self._accepted, *self._read()]
+        readings = [*self._accepted, *self._pop_readings()]
         self._accepted.clear()
         if self._unlabelled_steps and not self._has_warned_of_labels:
             self._has_warned_of_labels = True
@@ -212,7 +212,7 @@ class HealthGuard(StepPolicy):
         if fault is None:
             self._has_warned = False
         elif stops:
-            raise self._error(fault, "on_nonfinite='stop' ends the training before anything of it is saved.")
+            raise self._make_error(fault, "on_nonfinite='stop' ends the training before anything of it is saved.")
         elif not self._has_warned:
             # With damaged weights each following interval would warn again.
             self._has_warned = fault.first != SPIKE
@@ -367,7 +367,9 @@ class SkippingHealthGuard(HealthGuard):
             raise self._make_error(fault, action)
         self.rollback_counts[fault.step] += 1
         if self.rollback_counts[fault.step] > MAX_ROLLBACKS_PER_STEP:
-            raise self._make_error(fault, f"{MAX_ROLLBACKS_PER_STEP} batches have been left out at this step, which is no progress.")
+            raise self._make_error(
+                fault, f"{MAX_ROLLBACKS_PER_STEP} batches have been left out at this step, which is no progress."
+            )
         self.skipped_windows.append((fault.epoch, fault.micro_batch))
         self._warn(
             f"{fault.text} on_nonfinite='rollback' goes back to {folder} and leaves this optimizer step's rows out."

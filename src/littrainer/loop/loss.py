@@ -174,14 +174,18 @@ def scale_for_accumulation(
 
 def reduces_to_micro_batch_mean(settings: Any) -> bool:
     """Return whether an override without `num_items_in_batch` computes the loss."""
-    methods = (getattr(settings, name, None) for name in ("compute_loss", "training_step"))
-    # Mocks have every attribute, which is not True.
-    return any(getattr(method, MICRO_BATCH_MEAN_MARK, None) is True for method in methods)
+    # `is True`, since mocks have every attribute.
+    return (
+        getattr(getattr(settings, "compute_loss", None), MICRO_BATCH_MEAN_MARK, None) is True
+        or getattr(getattr(settings, "training_step", None), MICRO_BATCH_MEAN_MARK, None) is True
+    )
 
 
 def invalid_loss_error(returned: Any, method: str) -> TypeError:
     """Return the error for a method that returned no loss."""
-    return TypeError(f"{method} returned {_describe_value(returned)}, and has to return the loss, a tensor with one number.")
+    return TypeError(
+        f"{method} returned {_describe_value(returned)}, and has to return the loss, a tensor with one number."
+    )
 
 
 def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:

@@ -306,8 +306,8 @@ class _Probe:
         elif unit is not None and ratio > 1:
             item = "sample" if unit == SAMPLES else "label"
             trouble = (
-                f"returns means over the {item}s of a micro-batch, so that a {item} of a micro-batch with few weighs up "
-                f"to {ratio:.3g} times as much as one with many in the same optimizer step, as in transformers"
+                f"returns means over the {item}s of a micro-batch, so that a {item} of a micro-batch with few weighs "
+                f"up to {ratio:.3g} times as much as one with many in the same optimizer step, as in transformers"
             )
         else:
             return

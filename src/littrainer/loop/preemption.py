@@ -185,7 +185,7 @@ class Preemption(StepPolicy):
 
 
 def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
-    """Return the control's flags for an interrupted evaluation in a checkpoint's state, or None, and remove the entry."""
+    """Remove and return the control's flags for an interrupted evaluation from a checkpoint's state, or None."""
     entry = (state.stateful_callbacks or {}).pop(INTERRUPTED_EVALUATION, None)
     return None if entry is None else {"should_evaluate": True, **entry["attributes"]}
 

@@ -4,8 +4,8 @@ Lightning's loop and the fast loop call these methods in this order:
 
     draw                 draws the micro-batches of a window and counts their label tokens, for data/windows.py
     begin_micro_batch    fires on_step_begin, at the first micro-batch of a window
-    forward_micro_batch  runs the forward pass; `loss.scale_for_accumulation` divides the loss. The backward pass follows
-                         in lightning_adapter/module.py, or is part of an overridden `training_step`
+    forward_micro_batch  runs the forward pass; `loss.scale_for_accumulation` divides the loss. The backward pass is
+                         next, in lightning_adapter/module.py, or is part of an overridden `training_step`
     update               at the last micro-batch: `clip`, on_pre_optimizer_step, the optimizer's step (Ctrl-C waits from
                          `clip` on), on_optimizer_step, the schedule's step
     end_micro_batch      clears gradients, counts the step, fires on_step_end, synchronizes the control's flags and
