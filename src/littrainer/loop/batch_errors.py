@@ -207,8 +207,8 @@ def _advise_on_label_shape(context: ErrorContext) -> str | None:
         return None
     return (
         f"{entry[0]} has the shape {tuple(entry[1].shape)}, and {type(context.model).__name__} takes one number for "
-        f"each of the {ids[1].shape[0]} samples: give each sample one label, or load the model of another task, such as "
-        "AutoModelForTokenClassification for a label on each token."
+        f"each of the {ids[1].shape[0]} samples: give each sample one label, or load the model of another task, such "
+        "as AutoModelForTokenClassification for a label on each token."
     )
 
 
@@ -253,7 +253,8 @@ def _advise_on_memory(context: ErrorContext) -> str:
     if context.evaluates:
         return (
             f"Lower per_device_eval_batch_size ({context.args.per_device_eval_batch_size}), or keep less of each "
-            "batch: eval_accumulation_steps=1 moves predictions to the host, preprocess_logits_for_metrics makes them smaller."
+            "batch: eval_accumulation_steps=1 moves predictions to the host, preprocess_logits_for_metrics makes them "
+            "smaller."
         )
     return (
         f"Lower per_device_train_batch_size ({context.args.per_device_train_batch_size}) and raise "

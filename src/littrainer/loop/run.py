@@ -134,7 +134,7 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
-        plan = self.plan = self.plan.skip_windows(len(self.step.health.left_out), trainer.args)
+        plan = self.plan = self.plan.skip_windows(len(self.step.health.skipped_windows), trainer.args)
         self.windows.lengthen(plan.micro_batches_per_epoch)
         saved_params = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)

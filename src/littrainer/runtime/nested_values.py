@@ -99,8 +99,8 @@ def _check_entries(first: Any, others: list[Any]) -> None:
             entries, other_entries = (sorted(map(str, part)) if is_mapping else len(part) for part in (first, other))
             raise ValueError(
                 f"The batches of an evaluation returned a {type(first).__name__} with the entries {entries}, and "
-                f"with {other_entries}, which cannot be joined. Let the model return the same structure for every batch, or set "
-                "eval_do_concat_batches=False."
+                f"with {other_entries}, which cannot be joined. Let the model return the same structure for every "
+                "batch, or set eval_do_concat_batches=False."
             )
 
 
