@@ -16,13 +16,13 @@ from tests.scenarios.trainers import quiet_trainer
 
 @pytest.fixture
 def chatter(caplog: pytest.LogCaptureFixture) -> Any:
-    """The messages of Lightning's that reached the user."""
+    """Yield a function that returns Lightning's messages to the user."""
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter("always")
         yield lambda: [record.getMessage() for record in caplog.records if record.name in NOISY_LOGGERS]
 
 
-def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_imported_too(
+def test_lightning_is_silent_although_its_separate_packages_were_imported(
     tmp_path: Path, chatter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_zero, "log", logging.getLogger("pytorch_lightning.utilities.rank_zero"))
@@ -31,7 +31,7 @@ def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_impor
     assert chatter() == ["The logger works."]
 
 
-def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: Any) -> None:
+def test_nested_trainings_are_silent(tmp_path: Path, chatter: Any) -> None:
     class TrainsAnother(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             quiet_trainer(tmp_path / "inner", max_steps=1).train()
@@ -40,7 +40,7 @@ def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: An
     assert chatter() == []
 
 
-def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, chatter: Any) -> None:
+def test_messages_of_a_lightning_callback_are_shown(tmp_path: Path, chatter: Any) -> None:
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(
         tmp_path, given={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
@@ -49,7 +49,7 @@ def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, 
     assert "'loss' reached" in message
 
 
-def test_filters_are_put_back_in_whichever_order_trainings_end() -> None:
+def test_filters_are_restored_in_any_order() -> None:
     loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
 
     def advice() -> list[Any]:
