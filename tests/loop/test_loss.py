@@ -79,7 +79,7 @@ def facts(**changes: Any) -> Any:
 
 
 class AMean:
-    """A stand-in for an override without num_items_in_batch."""
+    """A fake override without num_items_in_batch."""
 
     _reduces_to_micro_batch_mean = True
 

@@ -110,7 +110,7 @@ def test_a_hung_training_ends_with_an_error_after_its_stacks_and_its_last_rows(
     assert trainer.train().global_step == 3
 
 
-def test_a_script_that_catches_the_error_leaves_no_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_heartbeat_remains_if_a_script_catches_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (reports := tmp_path / "reports").mkdir()
     monkeypatch.setenv(REPORTS, f"{os.getppid()}:{reports}")
     parameters = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}

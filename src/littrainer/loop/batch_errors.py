@@ -1,7 +1,6 @@
 """Notes on an error: its batch, and advice from a table of messages.
 
-An error such as "index out of range in self" names neither the column nor the number. A rule is a pattern of messages
-with a sentence, or with a function of the context that returns a sentence or None.
+An error such as "index out of range in self" names neither the column nor the number.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def _find_entry(context: ErrorContext, *names: str) -> tuple[str, torch.Tensor] 
 
 
 def _find_integers(context: ErrorContext, *names: str) -> tuple[str, int, int] | None:
-    """Return the first of the named entries with its least and greatest number; None if it has no integers."""
+    """Return the first named entry with its least and greatest integer, or None."""
     entry = _find_entry(context, *names)
     limits = None if entry is None or entry[1].is_floating_point() else _find_range(entry[1])
     return None if entry is None or limits is None else (entry[0], *limits)

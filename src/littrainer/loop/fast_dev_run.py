@@ -84,7 +84,6 @@ def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[No
         yield
     finally:
         vars(args).update(originals)
-        # Callbacks may have been added or removed meanwhile.
         callbacks[:] = [callback for callback in callbacks if callback is not guard]
         for index, tracker in trackers.items():
             callbacks.insert(index, tracker)

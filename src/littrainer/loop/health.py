@@ -137,9 +137,7 @@ class HealthGuard(StepPolicy):
         self.losses: dict[int, float] = {}
         self._accepted: deque[_Reading] = deque(maxlen=MAX_UNREAD)
         self._has_loss_scaling = self._has_warned = self._has_warned_of_labels = False
-        # Optimizer steps with counted labels, and those without any label.
         self._counted_steps = self._unlabelled_steps = 0
-        # Checkpoints of earlier trainings in the same folder.
         self._earlier_checkpoints: Any = None
 
     def begin(self, windows: WindowLoader, model: Any, accelerator: Any, run_dir: str, checkpoint: Path | None) -> None:
@@ -243,7 +241,7 @@ class HealthGuard(StepPolicy):
             logger.warning(text)
 
     def _make_fault(self, readings: list[_Reading], weights_are_unchanged: bool = False) -> Fault:
-        """Return the fault of an optimizer step: its first non-finite value, and the rows of the dataset."""
+        """Return the fault of an optimizer step."""
         norm = next((reading for reading in readings if reading.kind == NORM), None)
         losses = {reading.micro_batch: reading.value for reading in readings if reading.kind == LOSS}
         bad = [reading.micro_batch for reading in readings if reading.is_bad_loss]
@@ -335,7 +333,6 @@ class SkippingHealthGuard(HealthGuard):
         """
         readings = self._pop_readings()
         norm = readings[-1]
-        # Losses differ between processes.
         has_bad_loss = any_rank(any(reading.is_bad_loss for reading in readings))
         is_scaler_overflow = self._has_loss_scaling and not math.isfinite(norm.value)
         if not has_bad_loss and (not norm.is_bad or is_scaler_overflow):
@@ -378,7 +375,7 @@ class SkippingHealthGuard(HealthGuard):
 
 
 def _select_first(faults: list[Fault | None]) -> Any:
-    """Return the earliest fault of the processes, if possible with a non-finite loss; None if there is none."""
+    """Return the earliest fault, preferably with a non-finite loss."""
     present = [fault for fault in faults if fault is not None]
     return min(present, key=lambda fault: (fault.step, math.isfinite(fault.loss or 0)), default=None)
 
@@ -393,6 +390,6 @@ def _contains_nonfinite(value: Any) -> bool:
 
 
 def _list_checkpoints(run_dir: str | Path) -> dict[str, tuple[str, int]]:
-    """Return the paths of checkpoints by step, each with an identity that changes when it is replaced."""
+    """Return checkpoints in order, each with an identity that changes when it is replaced."""
     states = [Path(path, TRAINER_STATE_NAME) for path in sort_checkpoints(run_dir)]
     return {str(state.parent): (state.parent.name, state.stat().st_mtime_ns) for state in states if state.is_file()}

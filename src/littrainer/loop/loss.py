@@ -35,7 +35,6 @@ class LossSettings(Protocol):
     label_names: list[str]
     # True if losses are divided by the window; None: if the model or loss function takes `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None
-    # Micro-batches in the current window.
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
     # A LossReduction (loop/loss_normalization.py).
@@ -61,7 +60,7 @@ def compute_loss_and_outputs(
     if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
     elif settings.compute_loss_func is not None:
-        labels = _labels_by_name(settings, inputs, model)
+        labels = _get_labels(settings, inputs, model)
     reduction = settings._loss_reduction
     # The model must return the plain mean, which is weighted below: withhold num_items_in_batch.
     is_weighted = not reduction.divides and num_items_in_batch is not None
@@ -81,8 +80,8 @@ def compute_loss_and_outputs(
     return reduction.weight(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 
 
-def _labels_by_name(settings: LossSettings, inputs: dict[str, Any], model: Any) -> Any:
-    """Return the labels under `label_names`, several as a tuple; remove those that `forward` does not take."""
+def _get_labels(settings: LossSettings, inputs: dict[str, Any], model: Any) -> Any:
+    """Return the labels under `label_names`, removed unless `forward` takes them; several labels as a tuple."""
     names = settings.label_names
     if not names or not all(name in inputs for name in names):
         return None
@@ -297,7 +296,6 @@ class RunningLoss:
         self.values = HostValues() if values is None else values
         # Not torch.tensor(0.0), whose copy to the device would wait.
         self._sum = torch.zeros((), device=device)
-        # Losses, and the optimizer steps since the last log.
         self._pending: list[tuple[torch.Tensor, int]] = []
         self._is_filtered = False
 

@@ -34,7 +34,6 @@ from littrainer.strategies.shards import is_sharded
 logger = logging.getLogger(__name__)
 
 EXACT = "exact"
-# Units that a mean loss averages over.
 SAMPLES, LABELS, SHIFTED_LABELS = "samples", "labels", "labels after the first of each row"
 # Relative tolerances for half precision, and for sums in another order.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -315,7 +314,7 @@ class _Probe:
         self._warn(f"{type(self.model).__name__} {trouble}. {advice}")
 
     def _compute_count_ratio(self, unit: str) -> float:
-        """Return the ratio of the largest to the smallest count of a micro-batch, over all processes."""
+        """Return the ratio of the largest to the smallest count over all processes."""
         reduction = replace(self.guess, unit=unit)
         counts = [number for number in (float(reduction.counts(batch).sum()) for batch in self.window) if number]
         ends = torch.tensor([min(counts, default=math.inf), max(counts, default=0.0)], device=self.device)
@@ -372,7 +371,7 @@ class _Probe:
         return [select_rows(self.inputs, rows, indices) for indices in (first + second, first, second)]
 
     def _match_units(self, units: list[str], batch: Any, halves: list[Any], tolerance: float) -> list[str]:
-        """Return the units over which the loss of a micro-batch is the mean of the losses of its halves."""
+        """Return the units over which the losses of the halves average to the loss of the batch."""
         loss, losses = self._loss(batch)[0], torch.stack([self._loss(half)[0] for half in halves])
         matches = []
         for unit in units:

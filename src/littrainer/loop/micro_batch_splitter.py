@@ -50,7 +50,6 @@ class OomMicroBatchSplitter:
         self._is_alone = settings.args.world_size == 1
         self.max_elements: int | None = None
         self.last_warned: int | None = None
-        # Relation between the losses of parts and the loss of a micro-batch.
         self._reduction = UNKNOWN
         self._window: list[MicroBatch] = []
         self._error: Exception | None = None
@@ -183,7 +182,6 @@ class OomMicroBatchSplitter:
 
 
 def _count_rows_and_elements(inputs: Any) -> tuple[int, int]:
-    """Return the rows of a micro-batch, and the elements per row of its largest entry."""
     entries = dict(inputs.items()) if hasattr(inputs, "items") else {}
     counts = {name: count_rows(entry) for name, entry in entries.items() if count_rows(entry) is not None}
     rows = max(counts.values(), default=0)

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Parts of messages of torch and its backends.
 OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     " out of memory.",
@@ -28,7 +27,6 @@ OUT_OF_MEMORY_MESSAGES = (
     "MPS backend out of memory",
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
 )
-# Factor of the batch size at the next attempt of `auto_find_batch_size`.
 SHRINK_FACTOR = 0.9
 # Optimizer steps in which processes synchronize out-of-memory errors of forward passes.
 MAX_AGREED_STEPS = 100

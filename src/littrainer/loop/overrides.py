@@ -69,7 +69,6 @@ def accept_earlier_signature(holder: Any, name: str) -> None:
 
 
 def _find_missing(method: Any, signature: Signature, has_self: bool) -> list[str]:
-    """Return the later parameters that a method does not accept."""
     try:
         parameters = list(inspect.signature(method).parameters.values())[int(has_self) :]
     except (TypeError, ValueError):
@@ -126,7 +125,7 @@ def find_overrides(instance: object, names: Iterable[str]) -> list[str]:
     return overrides
 
 
-# Methods that only transformers calls -> the alternative. Overrides would be ignored, so they are refused.
+# Method that only transformers calls -> alternative.
 NEVER_CALLED: dict[str, str] = {
     "_run_epoch": "Lightning runs the epochs: override training_step, get_batch_samples or _inner_training_loop, or "
     "add a callback with on_epoch_begin and on_epoch_end",

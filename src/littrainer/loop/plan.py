@@ -78,7 +78,6 @@ def plan_training(
     args = source.args
     accumulation, batch_size = args.gradient_accumulation_steps, samples_per_step
     check_equal_lengths(loader, "training data")
-    # Micro-batches per epoch.
     limit = limited_number(source, "training", loader)
     is_trial = development_batches(source) > 0
     num_train_samples: float

@@ -228,12 +228,10 @@ def resume_command(checkpoint: str | None = None) -> str:
     if checkpoint is not None and not _parses_option():
         return f"call trainer.train(resume_from_checkpoint={checkpoint!r})"
     if COMMAND not in os.environ and is_launched():
-        # The command line of another launcher is unknown.
         return "start the same command" + (f" with {OPTION} {shlex.quote(checkpoint)}" if checkpoint else "")
     command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
     if checkpoint is None:
         return shlex.join(command)
-    # Replace the option of a resumed training.
     index = command.index(OPTION) if OPTION in command else len(command)
     return shlex.join([*command[:index], OPTION, checkpoint, *command[index + 2 :]])
 

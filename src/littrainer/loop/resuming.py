@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORD_VERSION = 1
-# Fields of a position under "position" of a record.
 POSITION_FIELDS = ("epoch", "micro_batches", "epoch_end_is_due")
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
 # Arguments that only change the length of a training.
@@ -266,7 +265,6 @@ def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining)
     """Return a line for each argument that differs, in the form that transformers logs."""
     current, state = get_compared_arguments(training.args), training.state
     saved = {} if record is None else record["arguments"]
-    # Current value, saved value and the file of the saved value.
     compared = {name: (current[name], saved[name], RESUME_RECORD_NAME) for name in current if name in saved}
     for name in INTERVALS:
         if current[name] is not None:
@@ -287,7 +285,6 @@ def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining)
 def _compare_data(
     checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
 ) -> list[str]:
-    """Return a sentence for each difference of data, workers and processes."""
     args, sentences = training.args, []
     if record is not None and (changed := training.find_changed_sizes(record)):
         steps = training.plan.add_surplus_steps(position.surplus_steps, args).max_steps

@@ -88,7 +88,6 @@ class TrainingRun:
         self.epoch = 0
         self.is_between_epochs = True
         self.record: dict[str, Any] | None = None
-        # None once the first epoch has begun.
         self.resumed_at: DataPosition | None = None
         self.epoch_end_is_due = False
         self._restores_before_epoch = False
@@ -100,7 +99,7 @@ class TrainingRun:
         trainer.session.optimization.schedule_is_replaced = False
         self._rates_to_restore: list[float] | None = None
         self._hyperparameters_changed = False
-        # Extra optimizer steps already taken, because the global batch was smaller before the resume.
+        # Extra optimizer steps taken before the resume, with a smaller global batch.
         self.surplus_steps = 0
         self._has_layout_changed = False
 
@@ -175,7 +174,7 @@ class TrainingRun:
 
     def _skip(self, position: DataPosition) -> None:
         self._micro_batches_to_skip = position.micro_batches
-        # The order of an epoch, and random draws of callbacks before it, depend on the checkpoint's generators.
+        # The order of an epoch depends on the checkpoint's generators.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
         restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
@@ -293,10 +292,9 @@ class TrainingRun:
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
-            # A rollback in the first steps needs a checkpoint.
             trainer.control.should_save = True
             self.step.log_evaluate_save()
-        # A failed attempt with larger micro-batches may not have released the guard.
+        # A failed attempt with a larger batch may not have released the guard.
         trainer.update_guard.release()
         trainer.preemption.start()
 
@@ -366,7 +364,6 @@ class TrainingRun:
         leave_added_groups_alone(schedule)
         self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and schedule not in schedules
         if self._rates_to_restore is not None:
-            # A new schedule has set its initial rates.
             for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_restore, strict=True):
                 group["lr"] = rate
             self._rates_to_restore = None

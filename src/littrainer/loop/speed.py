@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# CUDA events in flight.
 MAX_EVENTS = 4096
 # Word in a GPU's name -> peak FLOPS on dense matrices by its data sheet, in 16 bits, TF32 and float32.
 PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
@@ -83,7 +82,6 @@ class SpeedLog:
         self._events: list[tuple[str, Any]] = []
         self._idle_events: list[Any] = []
         self._samples = self._tokens = 0
-        # Tokens except padding.
         self._real_tokens: torch.Tensor | None = None
         # Largest share of the interval in which a process waited for data.
         self._slowest: float | None = None
@@ -127,7 +125,7 @@ class SpeedLog:
                 self.enter(outer)
 
     def _read_events(self) -> None:
-        """Add the times between the events that have completed, and keep the newest of them."""
+        """Add the times between completed events, and keep the newest."""
         done = len(self._events)
         while done and not self._events[done - 1][1].query():
             done //= 2

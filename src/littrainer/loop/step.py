@@ -228,7 +228,6 @@ class TrainingStep:
             return
         loss = trainer.session.loss
         if is_due:
-            # A single transfer for all numbers that are needed below.
             health.values.read([*[value for _, _, value in health.unread], *loss.unread(), self.grad_norm])
             health.check(is_save_due=control.should_save)
         if control.should_save and health.policy == "rollback":

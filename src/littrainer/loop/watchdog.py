@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from littrainer.loop.run import TrainingRun
 
 MAX_CHECK_INTERVAL_S = 1.0
-# Time in which the other processes detect the hang and print their stacks.
+# For the stacks of the other processes.
 PEER_REPORT_TIMEOUT_S = 3.0
-# Time for the main thread to end the training, after each of two interrupts.
+# After each of two interrupts.
 EXIT_TIMEOUT_S = 5.0
 
 
@@ -136,13 +136,12 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         return self._is_over.is_set()
 
     def _read_progress(self) -> Any:
-        """Return values that change while training makes progress; None if there is no training."""
+        """Return values that change with progress; None without a training."""
         run, evaluation = self._targets()
         if run is None:
             return None
         files = []
         with suppress(OSError):
-            # Files of a save grow.
             files = [(path, path.stat().st_size) for path in Path(self._get_folder(run), UNFINISHED_DIR).rglob("*")]
         batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
@@ -182,7 +181,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._print(report, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
 
     def _print_last_batch(self) -> None:
-        # This changes random generators: the training thread calls it, or this thread right before the process exits.
+        # This changes random generators, so the watchdog calls it only before it ends the process.
         with suppress(Exception):
             report = f"{_describe_last_batch(self._run)}\n"
             print(report, end="", file=open_stacks(), flush=True)
