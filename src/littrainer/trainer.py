@@ -16,28 +16,28 @@ from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list, popped
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, normalize_callbacks, pop_matching
 from littrainer.callbacks.lightning_callbacks import add_lightning_callback, has_progress_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.remote import send_files
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
+from littrainer.checkpoint.remote import upload_files
+from littrainer.checkpoint.run_record import describe_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
-from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
-from littrainer.data.collators import default_collator_for
-from littrainer.data.columns import DroppedColumns, naming_dropped_columns
+from littrainer.compat.v4_trainer import EarlierTrainerMembers, accept_earlier_keywords
+from littrainer.data.collators import get_default_collator
+from littrainer.data.columns import DroppedColumns, explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
-from littrainer.distributed.layout import follow_model, tensor_parallel_size
+from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
-from littrainer.hooks import NO_CONTEXT, OverridePoints
-from littrainer.hub.model_card import Texts, badges_of, write_card
-from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
+from littrainer.hooks import NO_CONTEXT, TrainerHooks
+from littrainer.hub.model_card import Texts, collect_badges, write_card
+from littrainer.hub.push_to_hub import END_OF_TRAINING, get_pushes, push_model
 from littrainer.hub.repository import make_repository
-from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.conversion import convert_lightning_checkpoint
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import checks, loss, reports
@@ -46,20 +46,20 @@ from littrainer.loop.overrides import accept_earlier_signatures, refuse_ignored_
 from littrainer.loop.plan import plan_training
 from littrainer.loop.preemption import make_jit_checkpoint_callbacks
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
-from littrainer.model.facts import parameters_without_embeddings
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.model.facts import count_parameters_without_embeddings
+from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.redirection.redirect import collect_garbage_as_usual
+from littrainer.redirection.redirect import restore_gc_threshold
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.runtime.remote_folder import local_folder
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.session import SessionAttributes
-from littrainer.strategies.shards import free_gathered
-from littrainer.tracking.lightning_loggers import adopt_loggers
-from littrainer.tracking.selection import trackers_for
+from littrainer.session import TrainerAttributesBase
+from littrainer.strategies.full_state import reshard_gathered
+from littrainer.tracking.lightning_loggers import add_logger_trackers
+from littrainer.tracking.selection import create_trackers
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
@@ -71,7 +71,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @register_package_class
-class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -101,7 +101,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
     loss_is_scaled_for_ga: bool | None = None
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -135,9 +135,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
-        follow_model(args, self.model)
-        self.is_model_parallel = self._lies_elsewhere()
-        self.place_model_on_device = self._moves_model_itself()
+        set_layout_from_model(args, self.model)
+        self.is_model_parallel = self._has_foreign_device_map()
+        self.place_model_on_device = self._should_place_model()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
         if self.is_model_parallel:
@@ -147,13 +147,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
-        self.data_collator = data_collator or default_collator_for(processing_class)
+        self.data_collator = data_collator or get_default_collator(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = checks.validate_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
-        self._read_model_facts()
+        self._update_model_facts()
         with ShortTraceback():
             self._validate_args()
 
@@ -161,13 +161,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        by_arguments = [*trackers_for(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
-        for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
+        by_arguments = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
+        for callback in [*by_arguments, *normalize_callbacks(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not has_progress_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        adopt_loggers(self, self.callback_handler)
+        add_logger_trackers(self, self.callback_handler)
         if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
@@ -193,7 +193,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if config is not None:
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
-        collect_garbage_as_usual()
+        restore_gc_threshold()
 
     def _validate_args(self) -> None:
         checks.check_construction(self)
@@ -306,7 +306,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.optimizer is None:
             model = self.model if model is None else model
             # Parameters that forward passes have gathered and kept would be trained instead of the shards.
-            free_gathered(model)
+            reshard_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, model
@@ -325,7 +325,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             options: Any = self.args.lr_scheduler_kwargs
             self.lr_scheduler = get_scheduler(
                 self.args.lr_scheduler_type,
-                self._existing_optimizer() if optimizer is None else optimizer,
+                self._require_optimizer() if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
                 scheduler_specific_kwargs=options,
@@ -344,7 +344,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError, ImportError: its settings cannot be read, or the library that has it is not installed.
         """
-        return optimizer_class_and_keywords(args, model)
+        return get_optimizer_class_and_keywords(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that weight decay applies to: all but norms and biases.
@@ -352,11 +352,11 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             model: whose parameters are named.
         """
-        return decayed_parameter_names(model)
+        return get_decayed_parameter_names(model)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
-    @accepts_earlier_keywords(model_path="resume_from_checkpoint")
+    @accept_earlier_keywords(model_path="resume_from_checkpoint")
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
@@ -380,8 +380,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         with (
             ShortTraceback(),
-            naming_dropped_columns(self),
-            checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+            explain_dropped_columns(self),
+            convert_lightning_checkpoint(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
@@ -419,7 +419,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     def overrides_training_step(self) -> bool:
         """Whether a subclass, or this instance, has its own `training_step`, which calls backward itself."""
-        return bool(self._own_methods("training_step"))
+        return bool(self._find_overrides("training_step"))
 
     def compute_loss(
         self,
@@ -525,12 +525,12 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
+            return self._evaluate_datasets(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
             ShortTraceback(),
             part_of_training(EVALUATION),
-            run_lightning.validation_round(self),
-            naming_dropped_columns(self),
+            run_lightning.group_validations(self),
+            explain_dropped_columns(self),
             self.session.memory.measure("eval"),
         ):
             dataloader = self.get_eval_dataloader(chosen)
@@ -542,7 +542,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            found = self._with_speed(output, metric_key_prefix, start_time)
+            found = self._add_speed_metrics(output, metric_key_prefix, start_time)
             self.log(found)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
             self.session.memory.stop("eval", found)
@@ -565,13 +565,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measure("test"):
+        with ShortTraceback(), explain_dropped_columns(self), self.session.memory.measure("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
                 dataloader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
             )
-            metrics = self._with_speed(output, metric_key_prefix, start_time)
+            metrics = self._add_speed_metrics(output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
             self.session.memory.stop("test", metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
@@ -603,15 +603,15 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_own_step=bool(self._own_methods("prediction_step")),
+            has_custom_step=bool(self._find_overrides("prediction_step")),
         )
         with (
-            run_lightning.validation_round(self),
+            run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
         ):
             run_lightning.shard_for_evaluation(self)
-            evaluation.begin(self._model_for_evaluation())
+            evaluation.begin(self._prepare_model_for_evaluation())
             run_lightning.evaluate(self, evaluation)
             self._reset_gather_function()
             return evaluation.finish()
@@ -649,19 +649,19 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
             # The engine puts a model together whose parameters it has sharded.
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
-        storage = self._storage()
+            create_evaluation_engine(self)
+        storage = self._build_state_io()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
-        write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
+        write = storage.save_checkpoint_model if is_of_checkpoint else storage.save_model
+        with part_of_training(SAVE), run_lightning.swap_in_weights_for("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)
         if not is_of_checkpoint and self.args.should_save:
-            send_files(folder)
+            upload_files(folder)
         if should_push_automatically(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -670,9 +670,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # The weights are no longer those that a training began with, unless it noted them.
-            facts = self.session.checkpoints.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
+            facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -719,7 +719,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         def finish_earlier() -> Any:
             self._finish_current_push()
-            self.push_in_progress = pushes_of(self.args, self.push_in_progress)
+            self.push_in_progress = get_pushes(self.args, self.push_in_progress)
             return self.push_in_progress
 
         return push_model(self, finish_earlier, commit_message, blocking, token, revision, private, **kwargs)
@@ -757,8 +757,10 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return
         model = self.accelerator.unwrap_model(self.model)
         evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-        write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), parameters)
-        send_files(self.args.output_dir)
+        write_card(
+            self.args, self.state, model, evaluated_on, collect_badges(self.callback_handler.callbacks), parameters
+        )
+        upload_files(self.args.output_dir)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
@@ -828,7 +830,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_world_process_zero():
             reports.save_metrics(self.args.output_dir, split, metrics, combined)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
@@ -847,7 +849,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
-            self._parameters_without_embeddings = parameters_without_embeddings(self.model)
+            self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
         return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------
@@ -912,7 +914,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             callback: the callback, or a class of which the first one is taken.
         """
         if run_lightning.is_lightning_callback(callback):
-            return popped(self.lightning_callbacks, callback)
+            return pop_matching(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:

@@ -21,12 +21,12 @@ from safetensors.torch import load_file
 
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import remote
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR
+from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR
 from littrainer.checkpoint.checksums import MANIFEST_NAME, FileRecord, write_manifest
-from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
+from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.checkpoint.retention import thin_checkpoint
-from littrainer.checkpoint.store import Store, store_of
+from littrainer.checkpoint.store import Store, get_store
 from littrainer.cli import main
 from littrainer.runtime.remote_folder import (
     RemoteFolder,
@@ -94,7 +94,7 @@ def newest_of(address: str, **options: Any) -> str:
 
 def wait_for_uploads(trainer: Trainer) -> None:
     """Return when what was begun has ended."""
-    run = store_of(trainer.args.output_dir).remote
+    run = get_store(trainer.args.output_dir).remote
     assert run is not None and run._work is not None
     run._work.join(60)
 
@@ -402,7 +402,7 @@ def test_a_start_from_0_deletes_nothing_of_an_earlier_run(
         move(machine)
         trainer = make(address, max_steps=5, save_steps=1, save_total_limit=1)
         # As a rollback does.
-        trainer.add_callback(At(3, lambda: checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
+        trainer.add_callback(At(3, lambda: find_checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
         trainer.train()
         assert names_at(address) == ["checkpoint-5", "checkpoint-6"]
     assert any(f"{address} has checkpoint-6 of an earlier run" in text for text in caplog.messages)
@@ -704,7 +704,7 @@ def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move:
         (Path(local_folder(inner)) / "notes.txt").write_text("newer")
     move("one")
     (Path(local_folder(address)) / "own.txt").write_text("own")
-    remote.send_files(local_folder(address))
+    remote.upload_files(local_folder(address))
     assert text_at(inner, "notes.txt") == "newer" and text_at(address, "own.txt") == "own"
 
 
@@ -723,7 +723,7 @@ def test_a_download_that_was_killed_is_repeated(address: str, move: Move) -> Non
     with run_at(address, s2="a"):
         pass
     move("two")
-    part = Path(local_folder(address)) / UNFINISHED_DIR / f"checkpoint-2{PART}{os.getpid()}"
+    part = Path(local_folder(address)) / STAGING_DIR / f"checkpoint-2{RANK_SUFFIX}{os.getpid()}"
     part.mkdir(parents=True)
     assert newest_of(address) == "checkpoint-2" and not part.exists()
 
@@ -783,7 +783,7 @@ def test_a_failed_deletion_is_tried_again(
     refused = ["checkpoint-2"]
     memory("rm", lambda path: deny(path) if refused and path.endswith(refused[0]) else 0)
     with run_at(address, s2="a", s4="b") as run:
-        assert not run.defers_deletion(str(run.folder / "checkpoint-2"))
+        assert not run.should_defer_deletion(str(run.folder / "checkpoint-2"))
         shutil.rmtree(run.folder / "checkpoint-2")
         run.finish()
         assert any("DeleteObject" in text and "tried again" in text for text in caplog.messages)

@@ -100,8 +100,8 @@ def test_the_rows_of_a_trained_batch_can_be_computed(tmp_path: Path, changes: di
     class RowRecorder(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             windows = trainer.session.run.windows
-            for number in range(windows.micro_batches_seen):
-                rows_by_batch[windows.epoch, number] = windows.rows_of(windows.epoch, number)
+            for number in range(windows.micro_batches_read):
+                rows_by_batch[windows.epoch, number] = windows.find_rows(windows.epoch, number)
 
     rows = [
         {**row, "number": number, "input_ids": [0] * (number % 5 + 1)} for number, row in enumerate(vector_rows(22))

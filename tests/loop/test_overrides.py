@@ -121,7 +121,7 @@ def test_any_form_of_an_overridden_training_step_is_called(
 
 @pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, type("Plain", (Seq2SeqTrainer,), {"log": Trainer.log})])
 def test_methods_of_the_package_are_no_overrides(tmp_path: Path, kind: type[Trainer]) -> None:
-    assert quiet_trainer(tmp_path, kind=kind)._own_methods(*METHODS) == []
+    assert quiet_trainer(tmp_path, kind=kind)._find_overrides(*METHODS) == []
 
 
 def test_a_restored_method_is_no_override(tmp_path: Path) -> None:

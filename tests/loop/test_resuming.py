@@ -12,7 +12,7 @@ import torch
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import distributed_resume
 from littrainer.checkpoint.checksums import MANIFEST_NAME
-from littrainer.checkpoint.distributed_resume import checkpoints_in
+from littrainer.checkpoint.distributed_resume import identify_checkpoints
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.distributed import environment
@@ -313,5 +313,5 @@ def test_checkpoints_are_distinguished_without_a_manifest_that_can_be_read(tmp_p
         (tmp_path / f"checkpoint-{step}").mkdir()
     # An input/output error when read.
     (tmp_path / "checkpoint-4" / MANIFEST_NAME).symlink_to("/proc/self/mem")
-    before = checkpoints_in(tmp_path)
-    assert before.keys() == {"checkpoint-2", "checkpoint-4"} and checkpoints_in(tmp_path) == before
+    before = identify_checkpoints(tmp_path)
+    assert before.keys() == {"checkpoint-2", "checkpoint-4"} and identify_checkpoints(tmp_path) == before

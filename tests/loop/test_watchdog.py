@@ -17,7 +17,7 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.layout import STACKS_NAME
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.environment import HANG_TIMEOUT, REPORTS
-from littrainer.distributed.failures import HEARTBEAT, HangError
+from littrainer.distributed.failures import HEARTBEAT_FILE, HangError
 from littrainer.loop import watchdog
 from littrainer.loop.watchdog import Watchdog
 from tests.scenarios.other_processes import wait_until
@@ -85,11 +85,11 @@ def test_a_hung_training_ends_with_an_error_after_its_stacks_and_its_last_rows(
 
     def record_thread(self: WindowLoader, *position: int) -> Any:
         threads.append(threading.current_thread())
-        return rows_of(self, *position)
+        return find_rows(self, *position)
 
     # Finding the rows changes random generators, so only the training thread may do so.
-    threads, rows_of = list[threading.Thread](), WindowLoader.rows_of
-    monkeypatch.setattr(WindowLoader, "rows_of", record_thread)
+    threads, find_rows = list[threading.Thread](), WindowLoader.find_rows
+    monkeypatch.setattr(WindowLoader, "find_rows", record_thread)
     child = multiprocessing.Process(target=time.sleep, args=(3600,), daemon=True)
     child.start()
     handler = signal.getsignal(signal.SIGINT)
@@ -116,7 +116,7 @@ def test_no_heartbeat_remains_if_a_script_catches_the_error(tmp_path: Path, monk
     parameters = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}
     with pytest.raises(HangError):
         quiet_trainer(tmp_path, given=parameters, max_steps=3, hang_timeout=1).train()
-    assert [*reports.glob(f"{HEARTBEAT}*")] == []
+    assert [*reports.glob(f"{HEARTBEAT_FILE}*")] == []
 
 
 def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None:

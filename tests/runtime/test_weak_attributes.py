@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, TQDMProgressBar
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback
-from littrainer.strategies.mixed_precision import run_forward_in
+from littrainer.strategies.mixed_precision import autocast_forward
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -155,7 +155,7 @@ def test_the_parts_of_a_lightning_trainer_and_of_its_copy_refer_to_it(tmp_path: 
 
 def test_the_error_of_a_deleted_models_method_has_advice() -> None:
     model = VectorClassifier()
-    run_forward_in(model, "cpu", torch.bfloat16)
+    autocast_forward(model, "cpu", torch.bfloat16)
     forward = model.forward
     del model
     with pytest.raises(ReferenceError, match="forward is a method of a model that is gone"):

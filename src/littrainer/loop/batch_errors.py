@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.data.columns import first_sample, renaming
+from littrainer.data.columns import read_first_sample, suggest_renaming
 from littrainer.data.workers import MAX_NAMED, READING
 from littrainer.model.facts import base_model
 from littrainer.runtime.nested_values import describe
@@ -38,7 +38,7 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
     with suppress(Exception):
         state = trainer.state if trainer.is_in_train else None
         add_note(error, f"It came up {doing}{_format_step(trainer.args, state, evaluates)}{_describe_batch(batch)}.")
-        sample = partial(first_sample, trainer, evaluates)
+        sample = partial(read_first_sample, trainer, evaluates)
         for sentence in advise(ErrorContext(error, base_model(trainer.model), batch, trainer.args, evaluates, sample)):
             add_note(error, sentence)
 
@@ -216,7 +216,7 @@ def _advise_on_missing_input(context: ErrorContext) -> str | None:
     missing = "input_ids" if name is None else name.group(1)
     if not isinstance(context.batch, Mapping) or missing in context.batch:
         return None
-    advice = renaming(missing, context.sample() or context.batch, context.model)
+    advice = suggest_renaming(missing, context.sample() or context.batch, context.model)
     if advice is not None or missing != "input_ids":
         return advice and f"{advice}."
     return (

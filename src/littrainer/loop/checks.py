@@ -12,22 +12,22 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.arguments.accelerator_config import settle_accelerator_config
+from littrainer.arguments.accelerator_config import normalize_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.deepspeed import check_deepspeed_unchanged
 from littrainer.arguments.rules import (
-    check_health_arguments,
+    apply_global_batch_size,
     check_loader_processes,
+    check_nonfinite_arguments,
     check_values,
     refuse_unsupported,
-    settle_global_batch_size,
 )
-from littrainer.arguments.sharding import check_processes, sharding_plan
-from littrainer.data.limits import check_limits, further_keywords
+from littrainer.arguments.sharding import check_processes, get_sharding_plan
+from littrainer.data.limits import check_limits, get_lightning_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
-from littrainer.distributed.layout import process_layout, tensor_parallel_size
-from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
+from littrainer.evaluation.streaming import make_streaming_metrics
 from littrainer.loop.loss import reduces_to_micro_batch_mean
 from littrainer.loop.overrides import accept_earlier_signatures, find_overrides, refuse_ignored_overrides
 from littrainer.runtime.log_levels import apply_log_level
@@ -169,11 +169,11 @@ def check_arguments(args: TrainingArguments) -> None:
     """Raise for invalid or unsupported arguments, and apply the log level."""
     # Again, since scripts set fields after construction.
     check_values(args)
-    settle_accelerator_config(args)
+    normalize_accelerator_config(args)
     check_loader_processes(args)
     refuse_unsupported(args)
     # Raises for an invalid layout.
-    process_layout(args)
+    get_process_layout(args)
     check_processes(args)
     ensure_process_group(args)
     apply_log_level(args)
@@ -193,7 +193,7 @@ def check_construction(trainer: Any) -> None:
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
-        check_deepspeed(trainer.args, further_keywords(trainer))
+        check_deepspeed(trainer.args, get_lightning_keywords(trainer))
     check_limits(trainer)
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
         raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
@@ -240,7 +240,7 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
             "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
             "to 'loss', or to a name that compute_metrics returns."
         )
-    if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
+    if make_streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
     if "compute_result" not in inspect.signature(compute_metrics).parameters:
         raise ValueError(
@@ -322,7 +322,7 @@ def check_before_training(trainer: Any) -> None:
     if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
         raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
     refuse_unsupported(trainer.args)
-    settle_global_batch_size(trainer.args)
+    apply_global_batch_size(trainer.args)
     # Again, since scripts may have set methods on the instance.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
@@ -331,9 +331,9 @@ def check_before_training(trainer: Any) -> None:
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
-    check_settled(trainer.args, trainer.is_deepspeed_enabled)
-    is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
-    check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
+    is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
+    check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
     needs_full_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
     is_sharded = needs_full_model and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
@@ -341,7 +341,8 @@ def check_before_training(trainer: Any) -> None:
     if trainer.args.auto_micro_batch:
         reasons = {
             "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_sharded,
-            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy" in further_keywords(trainer),
+            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy"
+            in get_lightning_keywords(trainer),
             "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
         }
         for reason in (reason for reason, applies in reasons.items() if applies):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.data.limits import DEVELOPMENT_RUN, HasKeywords, development_batches
+from littrainer.data.limits import DEVELOPMENT_RUN, KeywordSource, count_development_batches
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class _DisableSaves(TrainerCallback):
     on_epoch_end = on_log = on_evaluate = _disable_save
 
 
-def should_push_automatically(source: HasKeywords) -> bool:
+def should_push_automatically(source: KeywordSource) -> bool:
     """Return whether to push the model to the Hub without a call by the script; False in a trial."""
-    return bool(source.args.push_to_hub) and not development_batches(source)
+    return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
-def select_trackers(source: HasKeywords) -> Any:
+def select_trackers(source: KeywordSource) -> Any:
     """Return `report_to`; "none" in a trial."""
-    return "none" if development_batches(source) else source.args.report_to
+    return "none" if count_development_batches(source) else source.args.report_to
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[No
     Parameters:
         resume_from_checkpoint: the argument of `train()`, which must be unset in a trial.
     """
-    if not development_batches(trainer):
+    if not count_development_batches(trainer):
         yield
         return
     if resume_from_checkpoint:
@@ -69,7 +69,7 @@ def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[No
         )
     logger.warning(
         "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and trackers are off.",
-        development_batches(trainer),
+        count_development_batches(trainer),
     )
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
     evaluates = trainer.eval_dataset is not None or args.eval_strategy != IntervalStrategy.NO

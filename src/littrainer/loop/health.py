@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
-from littrainer.checkpoint.retention import newest_finite, sort_checkpoints
-from littrainer.checkpoint.verification import last_intact
-from littrainer.checkpoint.weights import names_of_sick
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.checkpoint.retention import get_newest_finite, sort_checkpoints
+from littrainer.checkpoint.verification import find_last_intact
+from littrainer.checkpoint.weights import find_nonfinite_weights
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.collectives import all_gather_object, any_rank, broadcast_object, get_rank, get_world_size
 from littrainer.loop.loss import HostValues, RunningLoss, mean_over_processes
 from littrainer.loop.preemption import resume_command
 from littrainer.loop.step_policy import StepPolicy
-from littrainer.model.traversal import copied_buffers, put_buffers_back
+from littrainer.model.traversal import copy_buffers, restore_buffers
 from littrainer.runtime.notes import listed
 from littrainer.runtime.weak_attributes import weak_property
 
@@ -248,9 +248,9 @@ class HealthGuard(StepPolicy):
         micro_batches = bad[:1] or list(losses)
         loss = losses[bad[0]] if bad else sum(losses.values()) if losses else None
         _, step, epoch, micro_batch, *_ = readings[0]
-        batch_rows = [self._windows.rows_of(epoch, number) for number in micro_batches]
+        batch_rows = [self._windows.find_rows(epoch, number) for number in micro_batches]
         rows = None if None in batch_rows else [row for indices in batch_rows for row in indices or ()]
-        bad_weights = listed(names_of_sick(self._model))
+        bad_weights = listed(find_nonfinite_weights(self._model))
         if norm is not None and norm.usual is not None and not bad:
             first = SPIKE
             text = f"the gradient norm is {norm.value:.4g}, above spike_factor={self.spike_factor:g} times the median "
@@ -275,7 +275,7 @@ class HealthGuard(StepPolicy):
         return Fault(step, epoch, micro_batch, loss, norm and norm.value, rows, first, f"Optimizer step {step}: {text}")
 
     def _make_weight_fault(self, readings: list[_Reading]) -> Fault | None:
-        step, bad_weights = readings[-1].step if readings else 0, listed(names_of_sick(self._model))
+        step, bad_weights = readings[-1].step if readings else 0, listed(find_nonfinite_weights(self._model))
         text = f"After optimizer step {step} these weights are not finite: {bad_weights}."
         return Fault(step, 0, 0, None, None, None, f"the weights ({bad_weights})", text) if bad_weights else None
 
@@ -283,7 +283,7 @@ class HealthGuard(StepPolicy):
         """Return a description of missing labels, or of the first non-finite row; empty if there is none."""
         if any(reading.kind == LABELS and reading.value == 0 for reading in readings):
             return f"the number of labels, which is 0 (all are {IGNORED_LABEL})"
-        states = capture_random_states(gpu=False)
+        states = get_rng_states(gpu=False)
         try:
             dataset = getattr(self._windows.loader, "dataset", None)
             samples = {row: dataset[row] for row in rows or ()}  # type: ignore[index]
@@ -291,7 +291,7 @@ class HealthGuard(StepPolicy):
             # Some datasets can only be read in their workers.
             return ""
         finally:
-            set_random_states(states)
+            set_rng_states(states)
         for row, sample in samples.items():
             fields = sample if isinstance(sample, Mapping) else {"it": sample}
             if names := [str(name) for name, value in fields.items() if _contains_nonfinite(value)]:
@@ -313,7 +313,7 @@ class HealthGuard(StepPolicy):
         """Return the newest checkpoint of this training without known non-finite weights, or None."""
         checkpoints = _list_checkpoints(self._run_dir).items()
         current = [path for path, identity in checkpoints if identity not in self._earlier_checkpoints]
-        newest = newest_finite([*self._resumed_from, *current])
+        newest = get_newest_finite([*self._resumed_from, *current])
         return None if newest is None else Path(newest)
 
 
@@ -322,7 +322,7 @@ class SkippingHealthGuard(HealthGuard):
 
     def on_window_begin(self) -> None:
         """Copy the buffers that forward passes change."""
-        self._buffers = copied_buffers(self._model)
+        self._buffers = copy_buffers(self._model)
 
     def should_skip_step(self) -> bool:
         """Return whether to skip the optimizer step, by its losses and gradient norm.
@@ -338,7 +338,7 @@ class SkippingHealthGuard(HealthGuard):
         if not has_bad_loss and (not norm.is_bad or is_scaler_overflow):
             self._accepted += readings
             return False
-        put_buffers_back(self._buffers)
+        restore_buffers(self._buffers)
         fault = _select_first(all_gather_object(self._make_fault(readings, weights_are_unchanged=True)))
         if self.policy == "rollback":
             raise RollbackRequested(fault)
@@ -355,7 +355,9 @@ class SkippingHealthGuard(HealthGuard):
         """
         checkpoints = _list_checkpoints(self._run_dir).items()
         ignored = [Path(path).name for path, identity in checkpoints if identity in self._earlier_checkpoints]
-        folder = None if get_rank() else last_intact(self._run_dir, ignored) or newest_finite(self._resumed_from)
+        folder = (
+            None if get_rank() else find_last_intact(self._run_dir, ignored) or get_newest_finite(self._resumed_from)
+        )
         folder = broadcast_object(folder)
         if folder is None:
             raise self._make_error(fault, "on_nonfinite='rollback' has nowhere to go back to.")

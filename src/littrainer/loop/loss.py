@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
-from littrainer.data.columns import accepted_columns, batch_without_names, first_sample, renaming
+from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, find_text
+from littrainer.data.columns import find_accepted_columns, make_unnamed_batch_error, read_first_sample, suggest_renaming
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
 from littrainer.distributed.collectives import gather_across_processes, get_world_size, reduce_across_processes
-from littrainer.model.facts import predicts_next_token, users_model
+from littrainer.model.facts import is_causal_lm, unwrap_user_model
 from littrainer.runtime.notes import add_note
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def compute_loss_and_outputs(
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     if not hasattr(inputs, "keys"):
-        raise batch_without_names(inputs, model)
+        raise make_unnamed_batch_error(inputs, model)
     if labels is not None and settings.compute_loss_func is None:
         return _smoothed_loss_and_outputs(settings.label_smoother, model, inputs, labels, num_items_in_batch)
     outputs = model(**inputs)
@@ -85,7 +85,7 @@ def _get_labels(settings: LossSettings, inputs: dict[str, Any], model: Any) -> A
     names = settings.label_names
     if not names or not all(name in inputs for name in names):
         return None
-    accepted = accepted_columns(model, [])
+    accepted = find_accepted_columns(model, [])
     labels = tuple(inputs[name] if name in accepted else inputs.pop(name) for name in names)
     return labels[0] if len(labels) == 1 else labels
 
@@ -93,10 +93,10 @@ def _get_labels(settings: LossSettings, inputs: dict[str, Any], model: Any) -> A
 def _smoothed_loss_and_outputs(
     smoother: Any, model: Any, inputs: dict[str, Any], labels: Any, num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
-    users = users_model(model)
+    users = unwrap_user_model(model)
     try:
         outputs = model(**inputs)
-        shifted = predicts_next_token(users)
+        shifted = is_causal_lm(users)
         return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
     except (RuntimeError, ValueError) as error:
         is_encoder_decoder = getattr(getattr(users, "config", None), "is_encoder_decoder", False)
@@ -127,7 +127,7 @@ def _extract_loss(settings: LossSettings, outputs: Any, model: Any, inputs: dict
     hint = "Return the loss under the key 'loss' or as the first element of a tuple"
     missing = [name for name in settings.label_names if name not in inputs]
     if missing:
-        advice = _missing_labels(first_sample(settings, not model.training), missing[0], model)
+        advice = _missing_labels(read_first_sample(settings, not model.training), missing[0], model)
         hint = f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): {advice}"
     raise ValueError(
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
@@ -137,11 +137,11 @@ def _extract_loss(settings: LossSettings, outputs: Any, model: Any, inputs: dict
 
 def _missing_labels(sample: dict[str, Any], name: str, model: Any) -> str:
     for label in filter(sample.__contains__, (name, *LABEL_NAMES)):
-        text = text_in(sample[label])
+        text = find_text(sample[label])
         if text is not None:
             return TEXT_LABELS.format(label, text)
         return f"{label!r} is None in the data" if sample[label] is None else f"data_collator leaves out {label!r}"
-    return renaming(name, sample, model) or "add labels to the dataset"
+    return suggest_renaming(name, sample, model) or "add labels to the dataset"
 
 
 def _describe_value(value: Any) -> str:

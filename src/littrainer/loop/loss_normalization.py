@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.collectives import broadcast_object, gather_across_processes, get_rank
 from littrainer.loop.loss import (
@@ -27,9 +27,9 @@ from littrainer.loop.loss import (
 )
 from littrainer.loop.out_of_memory import is_out_of_memory
 from littrainer.loop.overrides import find_overrides
-from littrainer.model.facts import base_model, users_model
+from littrainer.model.facts import base_model, unwrap_user_model
 from littrainer.runtime.nested_values import map_nested
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def detect_loss_reduction(
     is_opaque = is_opaque or reduces_to_micro_batch_mean(settings) or (is_overridden and not is_exact)
     if is_opaque or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
         return LossReduction(is_exact=is_exact)
-    base = base_model(users_model(model))
+    base = base_model(unwrap_user_model(model))
     if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
         return LossReduction(is_exact=is_exact)
     reduction = _guess_reduction(settings, model, window[0])
@@ -171,7 +171,7 @@ def detect_split_reduction(settings: Any, inputs: Any, number: torch.Tensor | in
     reduction, reason = broadcast_object((reduction, reason))
     if reduction is None:
         raise ValueError(
-            f"auto_micro_batch cannot split a micro-batch of {type(users_model(model)).__name__}: its loss {reason}. "
+            f"auto_micro_batch cannot split a micro-batch of {type(unwrap_user_model(model)).__name__}: its loss {reason}. "
             "Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
         )
     return reduction
@@ -179,7 +179,7 @@ def detect_split_reduction(settings: Any, inputs: Any, number: torch.Tensor | in
 
 def _guess_reduction(settings: LossSettings, model: Any, inputs: Any) -> LossReduction:
     label_name = next((name for name in ("labels", *settings.label_names) if name in inputs), "labels")
-    base = base_model(users_model(model))
+    base = base_model(unwrap_user_model(model))
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
     # `forward` passes further keywords to a loss function of transformers.
     divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
@@ -227,7 +227,7 @@ class _Probe:
         self, settings: LossSettings, model: Any, window: list[Any], guess: LossReduction, device: torch.device
     ):
         self.settings = settings
-        self.model = users_model(model)
+        self.model = unwrap_user_model(model)
         self.window = window
         self.guess = guess
         self.device = device
@@ -429,7 +429,7 @@ def preserve_model_state(model: nn.Module) -> Iterator[None]:
     """Run a block in evaluation mode without gradients, and restore modes, buffers and generators."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    states = capture_random_states()
+    states = get_rng_states()
     try:
         model.eval()
         with torch.no_grad():
@@ -439,4 +439,4 @@ def preserve_model_state(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for buffer, value in buffers:
             buffer.data.copy_(value)
-        set_random_states(states)
+        set_rng_states(states)

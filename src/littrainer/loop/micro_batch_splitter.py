@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import all_gather_object, raise_on_all_ranks
 from littrainer.loop.loss_normalization import UNKNOWN, count_rows, detect_split_reduction, select_rows
 from littrainer.loop.out_of_memory import free_memory, is_out_of_memory
-from littrainer.model.traversal import copied_buffers, parameters_of, put_buffers_back
+from littrainer.model.traversal import copy_buffers, list_parameters, restore_buffers
 from littrainer.runtime.weak_attributes import weak_property
 
 logger = logging.getLogger(__name__)
@@ -92,17 +92,17 @@ class OomMicroBatchSplitter:
             self._reduction = detect_split_reduction(settings, micro_batch.inputs, micro_batch.num_items_in_window)
         self._window = []
         self._error = None
-        parameters = parameters_of(settings.model)
+        parameters = list_parameters(settings.model)
         self._gradients = {parameter: parameter.grad.clone() for parameter in parameters if parameter.grad is not None}
-        self._buffers = copied_buffers(settings.model)
-        self._random_states = capture_random_states()
+        self._buffers = copy_buffers(settings.model)
+        self._random_states = get_rng_states()
 
     def _restore(self) -> None:
-        for parameter in parameters_of(self._settings.model):
+        for parameter in list_parameters(self._settings.model):
             gradient = self._gradients.get(parameter)
             parameter.grad = None if gradient is None else gradient.clone()
-        put_buffers_back(self._buffers)
-        set_random_states(self._random_states)
+        restore_buffers(self._buffers)
+        set_rng_states(self._random_states)
         free_memory()
 
     def _loss_unless_out_of_memory(self, micro_batches: list[MicroBatch], forward: Forward) -> torch.Tensor | None:
@@ -163,7 +163,7 @@ class OomMicroBatchSplitter:
             with raise_on_all_ranks("a window of micro-batches"):
                 raise self._error
         if not self._is_alone:
-            trained = [parameter for parameter in parameters_of(settings.model) if parameter.requires_grad]
+            trained = [parameter for parameter in list_parameters(settings.model) if parameter.requires_grad]
             has_gradient = bytes(parameter.grad is not None for parameter in trained)
             limits, flags = zip(*all_gather_object((self.max_elements, has_gradient)), strict=True)
             self.max_elements = min((limit for limit in limits if limit is not None), default=None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from littrainer.arguments.rules import fitting_batch_sizes, settle_global_batch_size
+from littrainer.arguments.rules import apply_global_batch_size, list_valid_batch_sizes
 from littrainer.distributed.collectives import any_rank, barrier_with_timeout, raise_on_all_ranks
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Res
     drop_training_objects(trainer)
     while session.train_batch_size > 0:
         size = session.train_batch_size
-        settle_global_batch_size(args, size)
+        apply_global_batch_size(args, size)
         if has_memory_for(args, lambda: results.append(train())):
             if size != first_size:
                 logger.warning(
@@ -147,7 +147,7 @@ def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Res
             return results[0]
         session.train_batch_size = int(size * SHRINK_FACTOR)
         if args.global_batch_size is not None:
-            smaller = [divisor for divisor in fitting_batch_sizes(args) if divisor <= session.train_batch_size]
+            smaller = [divisor for divisor in list_valid_batch_sizes(args) if divisor <= session.train_batch_size]
             session.train_batch_size = max(smaller, default=0)
         if session.train_batch_size:
             logger.warning(

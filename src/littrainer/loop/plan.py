@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.data.limits import HasKeywords, development_batches, limited_number
+from littrainer.data.limits import KeywordSource, count_development_batches, get_batch_limit
 from littrainer.data.loaders import has_length
 from littrainer.data.stream_end import check_equal_lengths
 
@@ -62,7 +62,7 @@ class TrainingPlan(NamedTuple):
 
 
 def plan_training(
-    source: HasKeywords, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]
+    source: KeywordSource, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]
 ) -> TrainingPlan:
     """Return the plan for a loader, by `max_steps` or else by `num_train_epochs`.
 
@@ -78,8 +78,8 @@ def plan_training(
     args = source.args
     accumulation, batch_size = args.gradient_accumulation_steps, samples_per_step
     check_equal_lengths(loader, "training data")
-    limit = limited_number(source, "training", loader)
-    is_trial = development_batches(source) > 0
+    limit = get_batch_limit(source, "training", loader)
+    is_trial = count_development_batches(source) > 0
     num_train_samples: float
     length = len(loader) if has_length(loader) else None
     if length is None and args.max_steps <= 0:

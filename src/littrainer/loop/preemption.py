@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.layout import checkpoint_folder, checkpoint_step
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.workers import set_handled_signals
 from littrainer.distributed.collectives import all_reduce_max, connect_hosts
 from littrainer.distributed.environment import COMMAND, is_launched
@@ -146,12 +146,12 @@ class Preemption(StepPolicy):
         if not self.signals:
             yield
             return
-        random_states, entries = capture_random_states(), len(state.log_history)
+        random_states, entries = get_rng_states(), len(state.log_history)
         self._can_interrupt = True
         try:
             yield
         except EvaluationInterrupted:
-            set_random_states(random_states)
+            set_rng_states(random_states)
             del state.log_history[entries:]
             self._is_evaluation_due = True
         finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.packing import tokens_in_documents
+from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import sum_across_processes
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.runtime.atomic_files import write_atomically
@@ -259,7 +259,7 @@ class InputTokenCounter:
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())
             if args.pack_to_length is not None and "position_ids" in inputs:
-                return int(tokens_in_documents(inputs["position_ids"]))
+                return int(count_document_tokens(inputs["position_ids"]))
             padding = getattr(processing_class, "pad_token_id", None)
             if padding is not None:
                 return int((token_ids != padding).sum())

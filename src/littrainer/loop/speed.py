@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.process import matmul_precision
-from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
-from littrainer.data.loaders import first_dimension
-from littrainer.data.packing import tokens_in_documents
+from littrainer.arguments.process import get_matmul_precision
+from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, suggest_speedup
+from littrainer.data.loaders import find_batch_size
+from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import gather_across_processes
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
 def get_peak_flops(device: torch.device, is_half: bool) -> float | None:
     """Return the peak FLOPS of a device, or None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    kind = 0 if is_half else 1 if matmul_precision() in ("high", "medium", "tf32") else 2
+    kind = 0 if is_half else 1 if get_matmul_precision() in ("high", "medium", "tf32") else 2
     return next((peaks[kind] for part, peaks in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
@@ -144,14 +144,14 @@ class SpeedLog:
             fields = fields if type(fields) is dict else {}
             first: Any = next(iter(fields.values()), None)
             is_plain = isinstance(first, torch.Tensor) and first.dim()
-            self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
+            self._samples += first.shape[0] if is_plain else find_batch_size(inputs) or 0
             tokens = fields.get(self._main_input)
             if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
                 continue
             self._tokens += tokens.numel()
             mask = fields.get("attention_mask")
             if self._args.pack_to_length is not None and "position_ids" in fields:
-                real = tokens_in_documents(fields["position_ids"])
+                real = count_document_tokens(fields["position_ids"])
             elif mask is not None and mask.shape == tokens.shape:
                 real = mask.sum(dtype=torch.long)
             elif self._padding_id is not None:
@@ -226,7 +226,7 @@ class SpeedLog:
 
     def _advise(self) -> None:
         if self._advice is None and self._args.process_index == 0:
-            self._advice = advice_on(self._compute_throughput(self._exclude_first()))
+            self._advice = suggest_speedup(self._compute_throughput(self._exclude_first()))
             if self._advice is not None:
                 logger.warning("%s.", self._advice)
 

@@ -112,7 +112,7 @@ class TrainingStep:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
-            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1)
+            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_read - 1)
             if self._labels_drawn is not None:
                 self.health.unread.append((LABELS, self._window, self._labels_drawn))
             for act in self._at_window_begin:
@@ -140,7 +140,7 @@ class TrainingStep:
         except Exception as error:
             note_batch(error, trainer, "with a batch", inputs)
             raise
-        position = (*self._window[:2], self.run.windows.micro_batches_seen - 1)
+        position = (*self._window[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, position, loss_copy))
         speed.enter("backward")
         # A script's accelerator may divide too.
@@ -211,7 +211,7 @@ class TrainingStep:
         pending = self.trainer.session.checkpoints.pending
         is_written = pending is not None and pending.writing.done()
         if self._flags is not None:
-            is_written = self._flags.settle(self.trainer.control, flags, is_written)
+            is_written = self._flags.sync(self.trainer.control, flags, is_written)
         if is_written and pending is not None and flags is CONTROL_FLAGS:
             self.trainer.session.checkpoints.wait()
             # Callbacks of the save may have raised flags.

@@ -18,18 +18,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
+from littrainer.checkpoint.atomic_write import STAGING_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
-from littrainer.data.workers import reading_workers
+from littrainer.data.workers import list_loader_workers
 from littrainer.distributed.collectives import describe_last_collective, is_distributed
-from littrainer.distributed.environment import hang_timeout, reports_folder
+from littrainer.distributed.environment import get_hang_timeout, get_reports_folder
 from littrainer.distributed.failures import (
-    HEARTBEAT,
+    HEARTBEAT_FILE,
     HangError,
     dump_all_stacks,
-    note_step_of_error,
     open_stacks,
     report_error,
+    set_step_of_error,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         state: Callable[[], TrainerState],
         targets: Callable[[], tuple[TrainingRun | None, Any]],
     ):
-        self.seconds = hang_timeout(args)
+        self.seconds = get_hang_timeout(args)
         self._args = args
         self._state = state
         self._targets = targets
@@ -73,8 +73,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._error: HangError | None = None
         self._run: TrainingRun | None = None
         self._earlier_handler: Any = None
-        folder = reports_folder()
-        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT}-{os.getpid()}"
+        folder = get_reports_folder()
+        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT_FILE}-{os.getpid()}"
 
     def __enter__(self) -> Watchdog:
         if self.seconds:
@@ -142,8 +142,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             return None
         files = []
         with suppress(OSError):
-            files = [(path, path.stat().st_size) for path in Path(self._get_folder(run), UNFINISHED_DIR).rglob("*")]
-        batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
+            files = [(path, path.stat().st_size) for path in Path(self._get_folder(run), STAGING_DIR).rglob("*")]
+        batches = run.windows.micro_batches_read, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 
     def _end_training(self) -> None:
@@ -156,7 +156,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             f"Training has not moved for {self.seconds:g} s (hang_timeout), {where}. The stacks of its threads are "
             "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
         )
-        note_step_of_error(self._error, state.global_step)
+        set_step_of_error(self._error, state.global_step)
         self._print_stacks(where)
         if is_distributed():
             self._wait_for_end(PEER_REPORT_TIMEOUT_S)
@@ -175,7 +175,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
         report = dump_all_stacks(
             f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
-            reading_workers(),
+            list_loader_workers(),
             lambda: f"Last collective operation: {describe_last_collective() or 'not known'}",
         )
         self._print(report, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
@@ -199,9 +199,9 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
 
 def _describe_last_batch(run: TrainingRun | None) -> str:
-    if run is None or not run.windows.micro_batches_seen:
+    if run is None or not run.windows.micro_batches_read:
         return "No micro-batch has been read."
-    number = run.windows.micro_batches_seen
-    rows = run.windows.rows_of(run.epoch, number - 1)
+    number = run.windows.micro_batches_read
+    rows = run.windows.find_rows(run.epoch, number - 1)
     row_text = "" if rows is None else f", rows {', '.join(map(str, rows))}"
     return f"Last micro-batch: number {number} of epoch {run.epoch}{row_text}."
