@@ -1,4 +1,4 @@
-"""Shows that `log_speed` finds real delays within 5 %: `python -m tests.loop.delays`, a part of `make soak`."""
+"""A check that `log_speed` measures real delays within 5 %: `python -m tests.loop.delays`, a part of `make soak`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from littrainer.callbacks.log_history import TIME_PARTS
 from tests.loop import test_speed
 
-# Part of the time -> what is delayed there.
+# Part of the time -> delayed operation.
 DELAYED = {"data": "row", "other": "callback"}
 
 
 class RealTime(test_speed.Now):
-    """Sleeps a share of what is asked for."""
+    """A clock that sleeps a share of the requested time."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class RealTime(test_speed.Now):
     def passes(self, what: str) -> None:
         begin = time.perf_counter()
         time.sleep(test_speed.SECONDS[what] * self.share)
-        # A sleep may take longer than it is asked to.
+        # A sleep may take longer than requested.
         self.slept[what] = self.slept.get(what, 0.0) + time.perf_counter() - begin
 
 
 def trained(share: float) -> tuple[dict[str, float], dict[str, float]]:
-    """How long each delay was in all, and what was found."""
+    """Return the total of each delay, and the measured times."""
     now = RealTime(share)
     at_steps: dict[str, Any] = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 3, "eval_steps": 3}
     with tempfile.TemporaryDirectory() as folder:
@@ -40,16 +40,17 @@ def trained(share: float) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def main() -> int:
-    """Train with delays, and print them and what was found; one that is off by 5 % makes the status 1."""
-    # The first one imports, and the second one says what the parts take by themselves.
-    _, (_, alone), (slept, found) = (trained(share) for share in (0, 0, 0.1))
+    """Print delays and measured times, and return 1 if a difference exceeds 5 %."""
+    # The first training imports, the second measures the parts without delays.
+    _, (_, baseline), (slept, measured) = (trained(share) for share in (0, 0, 0.1))
     wrong = 0
     for part in TIME_PARTS:
         delay = slept.get(DELAYED.get(part, part))
         if delay is not None:
-            off = (found[part] - alone[part]) / delay - 1
+            seconds = measured[part] - baseline[part]
+            off = seconds / delay - 1
             wrong += abs(off) > 0.05
-            print(f"{part:>10}  delayed by {delay:6.2f} s  found {found[part] - alone[part]:6.2f} s  {off:+.1%}")
+            print(f"{part:>10}  delayed by {delay:6.2f} s  measured {seconds:6.2f} s  {off:+.1%}")
     return int(wrong > 0)
 
 

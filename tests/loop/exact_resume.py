@@ -1,4 +1,4 @@
-"""Comparing a training that was broken off and resumed with one that was not."""
+"""Comparison of a resumed training with an uninterrupted training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WALL_TIME = ("runtime", "per_second")
 
 
 class ShuffledStream(Stream):
-    """Draws its order anew in each pass, and noise for each row."""
+    """A stream in a new order in each epoch, with noise in each row."""
 
     def __iter__(self) -> Iterator[Any]:
         rows = list(self.rows)
@@ -30,7 +30,7 @@ class ShuffledStream(Stream):
 
 
 class StreamWithState(Stream):
-    """Tells where it stands, and counts the rows that are read."""
+    """A stream with `state_dict` that counts the rows read."""
 
     def __init__(self, rows: list[Any]) -> None:
         super().__init__(rows)
@@ -58,7 +58,7 @@ def noisy_trainer(
     given: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Trainer:
-    """A Trainer that logs and saves at each step, over a model with dropout and batch normalisation."""
+    """Return a Trainer that logs and saves at each step, with dropout and batch normalization."""
     settings: dict[str, Any] = {
         "num_train_epochs": 2,
         "logging_strategy": "steps",
@@ -78,11 +78,11 @@ def noisy_trainer(
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
-    """What two trainings have to agree on: weights, optimizer, random generators, and what was logged at each step."""
+    """Return weights, optimizer, random states and logs of a training."""
     logs = [
         {name: value for name, value in entry.items() if not any(word in name for word in WALL_TIME)}
         for entry in trainer.state.log_history
-        # The summary is that of the last call only, as transformers has it.
+        # The summary covers the last call only, as in transformers.
         if "train_loss" not in entry
     ]
     return {
@@ -98,18 +98,18 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
 
 
 def differences_after_resuming(folder: Path, build: Callable[[], Trainer], *steps: int) -> dict[int, str]:
-    """Train without a break, then resume from the checkpoints of some steps; what differs first at the end, by step.
+    """Train, resume from the checkpoints of some steps, and return the first difference of each outcome, by step.
 
     Parameters:
-        build: makes a Trainer over new model and data, whose checkpoints lie in `folder`.
+        build: returns a Trainer with new model and data that saves to `folder`.
         steps: checkpoints to resume from.
     """
-    whole = build()
-    whole.train()
-    expected = outcome(whole)
-    found = {}
+    reference = build()
+    reference.train()
+    expected = outcome(reference)
+    differences = {}
     for step in steps:
         resumed = build()
         resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
-        found[step] = first_difference(expected, outcome(resumed))
-    return {step: difference for step, difference in found.items() if difference is not None}
+        differences[step] = first_difference(expected, outcome(resumed))
+    return {step: difference for step, difference in differences.items() if difference is not None}

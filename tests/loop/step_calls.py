@@ -1,4 +1,4 @@
-"""One training that is watched step by step: with a raw loop, this package and transformers beside each other."""
+"""The steps of a training by a raw loop, this package and transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_SIZE = 4
 def run_raw(
     model: Any, rows: list[Any], accumulation: int, at_step_end: Callable[[], None], collate: Any = default_collate
 ) -> None:
-    """What a Trainer computes, in as few lines as torch needs for it."""
+    """Compute the same as a Trainer in a raw torch loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     model.train()
@@ -48,7 +48,7 @@ def run_side(
     collate: Any = default_collate,
     **arguments: Any,
 ) -> None:
-    """Train for one epoch with a raw loop, or with the Trainer of a library and its default callbacks."""
+    """Train for one epoch by a raw loop, or by a library's Trainer with default callbacks."""
     accumulation = arguments.get("gradient_accumulation_steps", 1)
     if side == "raw":
         run_raw(model, rows, accumulation, at_step_end, collate)
@@ -71,7 +71,7 @@ def run_side(
 
 
 class CountedCalls:
-    """Counts the Python functions that are called from the end of one optimizer step to that of a later one."""
+    """Counts of Python calls between the ends of two optimizer steps."""
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last, self.step = first, last, 0
@@ -89,5 +89,5 @@ class CountedCalls:
             self.of_function[frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name] += 1
 
     @property
-    def in_a_step(self) -> float:
+    def calls_per_step(self) -> float:
         return sum(self.of_function.values()) / (self.last - self.first)

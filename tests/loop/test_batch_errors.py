@@ -1,4 +1,4 @@
-"""What is said below an error that came up over a batch."""
+"""Notes on errors with a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from littrainer import TrainingArguments
+from littrainer import Trainer, TrainingArguments
 from littrainer.loop.batch_errors import ErrorContext, advise
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
@@ -21,7 +21,7 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
 class Failing(VectorClassifier):
-    """Fails in the third forward pass of one kind."""
+    """A model that fails in the third forward pass of training or evaluation."""
 
     def __init__(self, in_evaluation: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Failing(VectorClassifier):
         return super().forward(x, labels)
 
 
-def notes_of(trainer: Any, kind: type[BaseException], method: str = "train") -> list[str]:
+def catch_notes(trainer: Trainer, kind: type[BaseException], method: str = "train") -> list[str]:
     with pytest.raises(kind) as caught:
         getattr(trainer, method)()
     return getattr(caught.value, "__notes__", [])
@@ -42,59 +42,61 @@ def notes_of(trainer: Any, kind: type[BaseException], method: str = "train") -> 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": StepwiseTrainer}], ids=["automatic", "manual"])
 def test_a_failed_forward_pass_names_the_step_and_the_batch(tmp_path: Path, kind: dict[str, Any]) -> None:
-    (note,) = notes_of(quiet_trainer(tmp_path, Failing(False), max_steps=4, **kind), OverflowError)
+    (note,) = catch_notes(quiet_trainer(tmp_path, Failing(False), max_steps=4, **kind), OverflowError)
     assert note.startswith("It came up with a batch of optimizer step 3 of 4: x float32 (2, 6) from ")
     assert note.endswith("; labels int64 (2,), all 1.") or "; labels int64 (2,) from " in note
 
 
 def test_a_failed_evaluation_names_the_step_at_which_it_is(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, Failing(True), max_steps=4, eval_strategy="steps", eval_steps=2)
-    (note,) = notes_of(trainer, OverflowError)
+    (note,) = catch_notes(trainer, OverflowError)
     assert note.startswith("It came up with a batch of the evaluation at optimizer step 2 of 4: x float32 (1, 6) from ")
 
 
-def told(error: BaseException, model: nn.Module, batch: Any, evaluates: bool = False, **changes: Any) -> list[str]:
+def get_advice(
+    error: BaseException, model: nn.Module, batch: Any, evaluates: bool = False, **changes: Any
+) -> list[str]:
     return advise(ErrorContext(error, model, batch, TrainingArguments("out", use_cpu=True, **changes), evaluates))
 
 
 OUT_OF_RANGE = IndexError("index out of range in self")
 
 
-def test_nothing_is_told_where_batch_and_model_fit() -> None:
+def test_there_is_no_advice_if_batch_and_model_fit() -> None:
     batch = {"input_ids": torch.tensor([[5, 6]]), "labels": torch.tensor([1])}
     model = tiny_bert_classifier()
-    assert told(OUT_OF_RANGE, model, batch) == []
+    assert get_advice(OUT_OF_RANGE, model, batch) == []
     # Numbers on a device that may have failed are not read.
-    assert told(OUT_OF_RANGE, model, {"input_ids": torch.zeros(1, 2, dtype=torch.long, device="meta")}) == []
-    assert told(IndexError("Target 1 is out of bounds."), model, batch) == []
-    assert told(ValueError("something else"), model, batch) == []
+    assert get_advice(OUT_OF_RANGE, model, {"input_ids": torch.zeros(1, 2, dtype=torch.long, device="meta")}) == []
+    assert get_advice(IndexError("Target 1 is out of bounds."), model, batch) == []
+    assert get_advice(ValueError("something else"), model, batch) == []
 
 
-def test_positions_of_roberta_begin_behind_the_padding_token() -> None:
+def test_positions_of_roberta_begin_after_the_padding_token() -> None:
     class Roberta(nn.Module):
         class config:
             model_type, max_position_embeddings, pad_token_id = "roberta", 514, 1
 
-    (sentence,) = told(OUT_OF_RANGE, Roberta(), {"input_ids": torch.zeros(1, 513, dtype=torch.long)})
+    (sentence,) = get_advice(OUT_OF_RANGE, Roberta(), {"input_ids": torch.zeros(1, 513, dtype=torch.long)})
     assert "513 tokens" in sentence and "max_length=512" in sentence
 
 
-def test_memory_of_an_evaluation_has_advice_of_its_own() -> None:
+def test_an_out_of_memory_error_has_other_advice_in_an_evaluation() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory.")
-    (training,) = told(error, VectorClassifier(), {}, per_device_train_batch_size=5)
-    (evaluation,) = told(error, VectorClassifier(), {}, evaluates=True, per_device_eval_batch_size=7)
+    (training,) = get_advice(error, VectorClassifier(), {}, per_device_train_batch_size=5)
+    (evaluation,) = get_advice(error, VectorClassifier(), {}, evaluates=True, per_device_eval_batch_size=7)
     assert "per_device_train_batch_size (5)" in training and "gradient_accumulation_steps" in training
     assert "per_device_eval_batch_size (7)" in evaluation and "eval_accumulation_steps" in evaluation
 
 
-def test_an_error_of_pickling_is_put_down_to_loader_processes_where_there_are_some() -> None:
+def test_a_pickling_error_has_advice_about_workers_if_there_are_workers() -> None:
     error = AttributeError("Can't pickle local object 'main.<locals>.<lambda>'")
-    assert told(error, VectorClassifier(), None) == []
-    (sentence,) = told(error, VectorClassifier(), None, dataloader_num_workers=2)
+    assert get_advice(error, VectorClassifier(), None) == []
+    (sentence,) = get_advice(error, VectorClassifier(), None, dataloader_num_workers=2)
     assert "dataloader_num_workers=2 starts processes" in sentence and "dataloader_num_workers=0" in sentence
 
 
-# How a loader process ends -> what is said of it.
+# Exit of a loader process -> part of the advice.
 ENDS: dict[Callable[[], object], str] = {
     lambda: os._exit(0): "ended without an error",
     lambda: os._exit(3): "with status 3, as os._exit",
@@ -106,10 +108,10 @@ ENDS: dict[Callable[[], object], str] = {
 
 
 @pytest.mark.parametrize("end", ENDS, ids=ENDS.values())
-def test_a_lost_loader_process_is_told_by_how_it_ended(
+def test_the_advice_about_a_lost_worker_follows_from_its_exit(
     tmp_path: Path, end: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A library that another test has started may have put its handler of SIGCHLD in the place of torch's.
+    # A library of another test may have replaced torch's handler of SIGCHLD.
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
 
     class Ending(Rows):
@@ -118,12 +120,12 @@ def test_a_lost_loader_process_is_told_by_how_it_ended(
 
     data = {"train_dataset": Ending(vector_rows(4))}
     trainer = quiet_trainer(tmp_path, given=data, max_steps=2, dataloader_num_workers=1)
-    *_, advice = notes_of(trainer, RuntimeError)
+    *_, advice = catch_notes(trainer, RuntimeError)
     assert ENDS[end] in advice and ("memory" in advice) == (ENDS[end] in ("memory ran out", "/dev/shm"))
 
 
-def test_what_saves_on_a_signal_is_advised_where_it_is_off() -> None:
+def test_enable_jit_checkpoint_is_advised_if_it_is_off() -> None:
     error = RuntimeError("DataLoader worker (pid 5) is killed by signal: Terminated. ")
     for is_on in (False, True):
-        (advice,) = told(error, VectorClassifier(), None, dataloader_num_workers=1, enable_jit_checkpoint=is_on)
+        (advice,) = get_advice(error, VectorClassifier(), None, dataloader_num_workers=1, enable_jit_checkpoint=is_on)
         assert "ended by a signal from outside" in advice and ("enable_jit_checkpoint=True" in advice) == (not is_on)

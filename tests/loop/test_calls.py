@@ -1,4 +1,4 @@
-"""A training calls few Python functions, at its steps and around them: what it costs, counted and not timed."""
+"""The overhead of a training, in Python calls instead of seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
 STEPS, FIRST, LAST = 12, 3, 9
 MAX_CALLS_OF_A_TRAINING = 10_000
-# torch notes at each seeding who called it, which takes the longer the deeper a test lies.
+# torch records the caller of each seeding, whose cost depends on the stack's depth.
 STACK = ("traceback.py", "linecache.py")
 
 
@@ -51,11 +51,11 @@ def test_a_step_calls_few_functions_more_than_a_raw_loop(
         rows = make_rows(STEPS * BATCH_SIZE * accumulation)
         run_side(side, tmp_path / side, make_model(), rows, calls.step_ended, **settings)
         assert calls.step == STEPS
-        counted[side] = calls.in_a_step
+        counted[side] = calls.calls_per_step
     assert counted["littrainer"] - counted["raw"] <= most, counted
 
 
-def test_a_training_of_one_step_calls_few_functions(tmp_path: Path) -> None:
+def test_a_training_of_a_single_step_calls_few_functions(tmp_path: Path) -> None:
     make_model, make_rows = JOBS["BERT"]
     calls = 0
 

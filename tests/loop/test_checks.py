@@ -1,4 +1,4 @@
-"""What is given in the place of something else is refused by name, with what to give."""
+"""Parameters of the wrong kind are refused with advice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUANTIZER = types.SimpleNamespace(
 
 
 @pytest.mark.parametrize(
-    ("check", "given", "words"),
+    ("check", "parameters", "message"),
     [
         (check_args, ("out",), r"is text \('out'\)\. Make TrainingArguments\('out'\)"),
         (check_args, (TrainingArguments,), r"is the class TrainingArguments\. Make an instance"),
@@ -57,12 +57,12 @@ QUANTIZER = types.SimpleNamespace(
         (validate_lightning_keywords, ("simple",), r"lightning has to be a dict .* is text \('simple'\)"),
     ],
 )
-def test_what_is_of_another_kind_is_named_with_what_to_give(check: Any, given: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        check(*given)
+def test_a_parameter_of_the_wrong_kind_is_refused_with_advice(check: Any, parameters: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        check(*parameters)
 
 
-def test_what_will_do_is_taken() -> None:
+def test_valid_parameters_pass_the_checks() -> None:
     check_args(types.SimpleNamespace(per_device_train_batch_size=8))
     check_is_trainable(quantized(_hf_peft_config_loaded=True))
     check_is_trainable(quantized(hf_quantizer=types.SimpleNamespace(is_qat_trainable=True)))
@@ -87,12 +87,12 @@ def test_a_method_that_returns_no_loss_is_named(tmp_path: Path, kind: type[Train
         quiet_trainer(tmp_path, kind=kind).train()
 
 
-def test_text_for_true_is_told_from_a_folder(tmp_path: Path) -> None:
+def test_text_for_true_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint at True: .*'True' is text: write True without quotes"):
         quiet_trainer(tmp_path).train(resume_from_checkpoint="True")
 
 
-def test_an_event_that_takes_too_little_is_shown_how_it_is_called(tmp_path: Path) -> None:
+def test_the_error_of_an_event_with_too_few_parameters_shows_the_signature(tmp_path: Path) -> None:
     class Narrow(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any) -> None:  # type: ignore[override]
             pass
@@ -102,7 +102,7 @@ def test_an_event_that_takes_too_little_is_shown_how_it_is_called(tmp_path: Path
     assert caught.value.__notes__[-1].endswith("def on_step_end(self, args, state, control, **kwargs).")
 
 
-def test_an_error_of_preprocess_logits_for_metrics_says_what_it_was_called_with(tmp_path: Path) -> None:
+def test_the_error_of_preprocess_logits_for_metrics_names_its_arguments(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path,
         given={

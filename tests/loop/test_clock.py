@@ -15,14 +15,14 @@ from tests.scenarios.trainers import quiet_trainer
 
 @pytest.fixture(autouse=True)
 def minutes(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in minutes, in a list of one; callbacks below let it go by."""
+    """Return a list with the time in minutes, which callbacks below advance."""
     now = [0.0]
     monkeypatch.setattr(clock.time, "monotonic", lambda: 60 * now[0])
     return now
 
 
 class AMinuteAStep(TrainerCallback):
-    """Lets a minute pass in each optimizer step, and notes at which ones there was a save or an evaluation."""
+    """A callback that advances the clock by a minute per step and records saves and evaluations."""
 
     def __init__(self, minutes: list[float], at_step: dict[int, Callable[[], object]] | None = None):
         self.minutes, self.at_step = minutes, at_step or {}
@@ -40,34 +40,31 @@ class AMinuteAStep(TrainerCallback):
         self.evaluated.append(state.global_step)
 
 
-def test_saves_and_evaluations_come_when_the_last_ones_are_so_old(tmp_path: Path, minutes: list[float]) -> None:
+def test_saves_and_evaluations_follow_the_minutes_since_the_last(tmp_path: Path, minutes: list[float]) -> None:
     callback = AMinuteAStep(minutes)
-    given = {"callbacks": [callback]}
     changes = {"save_strategy": "steps", "save_steps": 5, "save_minutes": 3, "eval_minutes": 2}
-    quiet_trainer(tmp_path, given=given, max_steps=10, **changes).train()
+    quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=10, **changes).train()
     assert (callback.saved, callback.evaluated) == ([3, 5, 8, 10], [2, 4, 6, 8, 10])
 
 
-def test_a_training_that_its_minutes_have_ended_resumes_to_the_weights_of_an_uninterrupted_one(
-    tmp_path: Path, minutes: list[float]
-) -> None:
-    def trainer(folder: Path, **changes: Any) -> Any:
-        given = {"callbacks": [AMinuteAStep(minutes)]}
-        return quiet_trainer(folder, given=given, max_steps=7, save_strategy="steps", **changes)
+def test_a_training_ended_by_max_minutes_resumes_exactly(tmp_path: Path, minutes: list[float]) -> None:
+    def make_trainer(folder: Path, **changes: Any) -> Any:
+        parameters = {"callbacks": [AMinuteAStep(minutes)]}
+        return quiet_trainer(folder, given=parameters, max_steps=7, save_strategy="steps", **changes)
 
-    whole = trainer(tmp_path / "whole")
-    assert "ended_by" not in whole.train().metrics
+    reference = make_trainer(tmp_path / "reference")
+    assert "ended_by" not in reference.train().metrics
     for expected in (4, 7):
-        cut = trainer(tmp_path / "cut", max_minutes=4)
+        cut = make_trainer(tmp_path / "cut", max_minutes=4)
         output = cut.train(resume_from_checkpoint=expected > 4)
         assert cut.state.global_step == expected
         assert output.metrics.get("ended_by") == ("max_minutes" if expected == 4 else None)
         assert (tmp_path / "cut" / f"checkpoint-{expected}").is_dir()
-    torch.testing.assert_close(cut.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(cut.model.state_dict(), reference.model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("SAVE", 6), ("STOP", 3)])
-def test_a_file_in_the_folder_of_the_run_asks_for_a_checkpoint_or_for_the_end(
+def test_a_request_file_in_the_run_folder_saves_or_stops(
     tmp_path: Path, minutes: list[float], caplog: pytest.LogCaptureFixture, name: str, steps: int
 ) -> None:
     callback = AMinuteAStep(minutes, {3: (tmp_path / name).touch})
@@ -93,7 +90,7 @@ def test_minutes_below_zero_are_refused(tmp_path: Path) -> None:
         quiet_trainer(tmp_path, max_minutes=-1)
 
 
-def test_a_file_that_cannot_be_deleted_counts_once_until_somebody_puts_it_there_again(
+def test_a_request_file_that_cannot_be_deleted_counts_once_until_it_is_created_again(
     tmp_path: Path, minutes: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, missing_ok: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A training that was broken off and resumed ends as one that was not: bit for bit, with all it drew at random."""
+"""A resumed training is equal to an uninterrupted training, bit for bit, with all random draws."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.scenarios.data import AugmentedRows, vector_rows
 
 
 def augmented() -> AugmentedRows:
-    """Eighteen rows, five micro-batches, with noise that reading them draws from all generators."""
+    """Return 18 rows, or five micro-batches, with noise from all generators."""
     return AugmentedRows(vector_rows(18))
 
 
-def collated_with_noise(rows: list[Any]) -> Any:
-    """A collator that draws from all generators, and an odd number of normal variates from NumPy's."""
+def collate_with_noise(rows: list[Any]) -> Any:
+    """Collate with draws from all generators, and an odd number of normal variates from NumPy's."""
     noise = torch.rand(1) + random.random() + np.random.random() + np.random.randn()
     x = torch.stack([row["x"] for row in rows])
     return {"x": x + 0.1 * noise, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-class OwnLoaderTrainer(Trainer):
-    """Brings a DataLoader of its own, whose order comes from a generator that goes on from epoch to epoch."""
+class CustomLoaderTrainer(Trainer):
+    """A Trainer with a custom DataLoader whose generator continues from epoch to epoch."""
 
     def get_train_dataloader(self) -> Any:
         return DataLoader(
@@ -44,12 +44,12 @@ class OwnLoaderTrainer(Trainer):
             batch_size=4,
             shuffle=True,
             generator=torch.Generator().manual_seed(3),
-            collate_fn=collated_with_noise,
+            collate_fn=collate_with_noise,
         )
 
 
 class PlainLoaderTrainer(Trainer):
-    """Brings an object that is only iterable, in an order drawn anew each time."""
+    """A Trainer whose loader is a plain iterable in random order."""
 
     def get_train_dataloader(self) -> Any:
         rows = self.train_dataset
@@ -61,20 +61,20 @@ class PlainLoaderTrainer(Trainer):
             def __iter__(self) -> Iterator[Any]:
                 order = torch.randperm(len(rows)).tolist()
                 for start in range(0, len(order), 4):
-                    yield collated_with_noise([rows[index] for index in order[start : start + 4]])
+                    yield collate_with_noise([rows[index] for index in order[start : start + 4]])
 
         return Batches()
 
 
 class PreparedLoaderTrainer(Trainer):
-    """Has its own loader made into one that looks ahead, as `accelerator.prepare` does."""
+    """A Trainer with a custom loader that `accelerator.prepare` wraps with prefetching."""
 
     def get_train_dataloader(self) -> Any:
-        loader = DataLoader(self.train_dataset, batch_size=4, shuffle=True, collate_fn=collated_with_noise)
+        loader = DataLoader(self.train_dataset, batch_size=4, shuffle=True, collate_fn=collate_with_noise)
         return self.accelerator.prepare(loader)
 
 
-WITH_NOISE = {"data_collator": collated_with_noise}
+WITH_NOISE = {"data_collator": collate_with_noise}
 
 
 CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
@@ -93,9 +93,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
         {"max_steps": 12, "given": WITH_NOISE},
         (1, 5, 7),
     ),
-    "a stream that tells where it stands": (lambda: StreamWithState(vector_rows(18)), {"max_steps": 12}, (1, 5, 7)),
-    "a loader with a generator of its own": (augmented, {"kind": OwnLoaderTrainer}, (1, 5, 7)),
-    "an own loader that looks ahead": (augmented, {"kind": PreparedLoaderTrainer}, (1, 5, 7)),
+    "a stream with state": (lambda: StreamWithState(vector_rows(18)), {"max_steps": 12}, (1, 5, 7)),
+    "a loader with a generator": (augmented, {"kind": CustomLoaderTrainer}, (1, 5, 7)),
+    "a loader with prefetching": (augmented, {"kind": PreparedLoaderTrainer}, (1, 5, 7)),
     "batches from any object": (augmented, {"kind": PlainLoaderTrainer}, (1, 5, 7)),
     "two workers": (augmented, {"dataloader_num_workers": 2, "given": WITH_NOISE}, (3, 6)),
     "two workers that live on": (
@@ -112,16 +112,16 @@ CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize(("data", "changes", "steps"), CASES.values(), ids=CASES)
-def test_a_resumed_training_ends_as_the_one_that_was_not_broken_off(
+def test_a_resumed_training_is_equal_to_an_uninterrupted_training(
     tmp_path: Path, data: Any, changes: dict[str, Any], steps: tuple[int, ...]
 ) -> None:
     assert differences_after_resuming(tmp_path, lambda: noisy_trainer(tmp_path, data(), **changes), *steps) == {}
 
 
-# Records that littrainer wrote on 2026-11-29, before generators and workers had one form of states.
+# Records of littrainer on 2026-11-29, with earlier forms of states.
 @pytest.mark.parametrize(
     ("record", "case", "step"),
-    [("workers", "two workers that live on", 8), ("stream", "a stream that tells where it stands", 7)],
+    [("workers", "two workers that live on", 8), ("stream", "a stream with state", 7)],
 )
 def test_a_record_of_an_earlier_littrainer_resumes_exactly(tmp_path: Path, record: str, case: str, step: int) -> None:
     data, changes, _ = CASES[case]
@@ -136,7 +136,7 @@ def test_a_record_of_an_earlier_littrainer_resumes_exactly(tmp_path: Path, recor
     assert differences_after_resuming(tmp_path, build, step) == {}
 
 
-def test_an_epoch_that_a_callback_cut_short_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_an_epoch_that_a_callback_ended_is_not_continued(tmp_path: Path) -> None:
     class CutShort(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_epoch_stop = state.global_step in (2, 5)
@@ -147,28 +147,28 @@ def test_an_epoch_that_a_callback_cut_short_is_not_gone_on_with(tmp_path: Path) 
     assert differences_after_resuming(tmp_path, build, 1, 2, 3, 5, 6) == {}
 
 
-def test_a_stream_that_tells_where_it_stands_is_not_read_again(tmp_path: Path) -> None:
+def test_a_stream_with_state_is_not_read_again(tmp_path: Path) -> None:
     settings = {"max_steps": 10, "save_steps": 8}
     noisy_trainer(tmp_path, StreamWithState(vector_rows(60)), **settings).train()
     stream = StreamWithState(vector_rows(60))
     noisy_trainer(tmp_path, stream, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    # Two steps, and the batch that is collated ahead.
+    # Two steps and a prefetched batch.
     assert stream.rows_read == 3 * 4
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_streamed_dataset_is_read_again_only_where_it_shuffles_in_a_buffer(tmp_path: Path, shuffled: bool) -> None:
+def test_a_streamed_dataset_is_read_again_only_with_a_shuffle_buffer(tmp_path: Path, shuffled: bool) -> None:
     from datasets import Dataset
 
     read: list[int] = []
 
-    def noted(row: Any) -> Any:
+    def record(row: Any) -> Any:
         read.append(1)
         return row
 
     def stream() -> Any:
         columns = {"x": [row["x"].tolist() for row in vector_rows(60)], "labels": [0, 1, 2] * 20}
-        rows = Dataset.from_dict(columns).to_iterable_dataset().map(noted)
+        rows = Dataset.from_dict(columns).to_iterable_dataset().map(record)
         return (rows.shuffle(seed=1, buffer_size=8) if shuffled else rows).with_format("torch")
 
     settings = {"max_steps": 10, "save_steps": 8}
@@ -191,9 +191,7 @@ def test_a_streamed_dataset_is_read_again_only_where_it_shuffles_in_a_buffer(tmp
     ],
     ids=str,
 )
-def test_a_finished_training_that_is_prolonged_reads_a_stream_on(
-    tmp_path: Path, kind: Any, changes: dict[str, Any]
-) -> None:
+def test_a_prolonged_training_continues_a_stream(tmp_path: Path, kind: Any, changes: dict[str, Any]) -> None:
     def trained(steps: int, checkpoint: Any = None) -> Trainer:
         changed = {"lr_scheduler_type": "constant", **changes, "max_steps": steps}
         trainer = noisy_trainer(tmp_path, kind(vector_rows(60)), **changed)
@@ -201,6 +199,6 @@ def test_a_finished_training_that_is_prolonged_reads_a_stream_on(
         assert (trainer.state.global_step, trainer.state.epoch) == (steps, 1.0)
         return trainer
 
-    whole, _, prolonged = trained(5), trained(3), trained(5, str(tmp_path / "checkpoint-3"))
-    weights = whole.model.state_dict()
+    reference, _, prolonged = trained(5), trained(3), trained(5, str(tmp_path / "checkpoint-3"))
+    weights = reference.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in prolonged.model.state_dict().items())

@@ -1,4 +1,4 @@
-"""What a training does about numbers that are not finite; tests/faults/numbers.py tries many of them."""
+"""Non-finite numbers in a training; tests/faults/numbers.py has random ones."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-SICK = 13
+BAD_ROW = 13
 IN_ORDER = {"train_sampling_strategy": "sequential"}
 LOGGING = {"logging_strategy": "steps", "logging_steps": 3}
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 
 
-def rows_with_a_sick_one(count: int = 48) -> list[Any]:
+def make_rows(count: int = 48) -> list[Any]:
     rows = [{**row, "number": number} for number, row in enumerate(vector_rows(count))]
-    rows[SICK]["x"] = torch.full_like(rows[SICK]["x"], math.inf)
+    rows[BAD_ROW]["x"] = torch.full_like(rows[BAD_ROW]["x"], math.inf)
     return rows
 
 
-class Numbered(VectorClassifier):
-    """Notes the rows of each micro-batch that it trains on, and has dropout, which random states decide."""
+class RecordingModel(VectorClassifier):
+    """A model with dropout that records the rows of each training micro-batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dropout = torch.nn.Dropout(0.2)
-        self.seen: list[list[int]] = []
+        self.batches: list[list[int]] = []
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, number: torch.Tensor | None = None) -> Any:
         if self.training and number is not None:
-            self.seen.append(number.tolist())
+            self.batches.append(number.tolist())
         return super().forward(self.dropout(x), labels)
 
 
-def numbered_trainer(folder: Path, rows: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
+def recording_trainer(folder: Path, rows: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
     torch.manual_seed(0)
-    data = Rows(rows_with_a_sick_one()) if rows is None else rows
+    data = Rows(make_rows()) if rows is None else rows
     kind = changes.pop("kind", Trainer)
-    return quiet_trainer(folder, Numbered(), kind=kind, given={"train_dataset": data, **(given or {})}, **changes)
+    return quiet_trainer(folder, RecordingModel(), kind=kind, given={"train_dataset": data, **(given or {})}, **changes)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -63,23 +63,24 @@ def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING and "littr" in one.name]
+    records = [record for record in caplog.records if record.levelno == logging.WARNING and "littr" in record.name]
+    return [record.getMessage() for record in records]
 
 
-# ---- What is told ----------------------------------------------------------------------------------------------------
+# ---- Warnings --------------------------------------------------------------------------------------------------------
 
 
-def test_one_warning_names_step_numbers_rows_what_came_first_and_where_to_go_on(
+def test_a_single_warning_has_step_numbers_rows_first_nonfinite_value_and_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = numbered_trainer(tmp_path, max_steps=9, **IN_ORDER, **LOGGING, **SAVING)
+    trainer = recording_trainer(tmp_path, max_steps=9, **IN_ORDER, **LOGGING, **SAVING)
     trainer.train()
-    (told,) = warnings_in(caplog)
-    assert told.startswith(
+    (message,) = warnings_in(caplog)
+    assert message.startswith(
         "Optimizer step 4: the loss is nan and the gradient norm nan. Not finite first: the data, row"
     )
-    assert f"row {SICK} in x. The rows of this batch are 12, 13, 14, 15 of the train_dataset." in told
-    assert f"The last healthy checkpoint is {tmp_path / 'checkpoint-2'}. To resume (set on_nonfinite=" in told
+    assert f"row {BAD_ROW} in x. The rows of this batch are 12, 13, 14, 15 of the train_dataset." in message
+    assert f"The last healthy checkpoint is {tmp_path / 'checkpoint-2'}. To resume (set on_nonfinite=" in message
 
 
 @pytest.mark.parametrize(
@@ -93,28 +94,29 @@ def test_one_warning_names_step_numbers_rows_what_came_first_and_where_to_go_on(
     ],
     ids=["seeded by epoch", "in order", "from the global generator", "by length", "read by a worker"],
 )
-def test_the_rows_of_a_batch_are_known_when_it_has_been_trained(tmp_path: Path, changes: dict[str, Any]) -> None:
-    found: dict[tuple[int, int], Any] = {}
+def test_the_rows_of_a_trained_batch_can_be_computed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    rows_by_batch: dict[tuple[int, int], Any] = {}
 
-    class Asking(TrainerCallback):
+    class RowRecorder(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             windows = trainer.session.run.windows
             for number in range(windows.micro_batches_read):
-                found[windows.epoch, number] = windows.find_rows(windows.epoch, number)
+                rows_by_batch[windows.epoch, number] = windows.find_rows(windows.epoch, number)
 
     rows = [
         {**row, "number": number, "input_ids": [0] * (number % 5 + 1)} for number, row in enumerate(vector_rows(22))
     ]
 
     def collate(samples: list[Any]) -> Any:
-        return torch.utils.data.default_collate([{k: v for k, v in one.items() if k != "input_ids"} for one in samples])
+        names = ("x", "labels", "number")
+        return torch.utils.data.default_collate([{name: sample[name] for name in names} for sample in samples])
 
-    given = {"data_collator": collate, "callbacks": [Asking()]}
-    trainer = numbered_trainer(tmp_path, Rows(rows), given, num_train_epochs=2, **changes)
+    parameters = {"data_collator": collate, "callbacks": [RowRecorder()]}
+    trainer = recording_trainer(tmp_path, Rows(rows), parameters, num_train_epochs=2, **changes)
     trainer.train()
-    seen = trainer.model.seen
-    assert len(seen) == len(found) == 12
-    assert [found[epoch, batch] for epoch in range(2) for batch in range(6)] == seen
+    batches = trainer.model.batches
+    assert len(batches) == len(rows_by_batch) == 12
+    assert [rows_by_batch[epoch, batch] for epoch in range(2) for batch in range(6)] == batches
 
 
 class Stream(IterableDataset):
@@ -125,31 +127,33 @@ class Stream(IterableDataset):
         return iter(self.rows)
 
 
-def test_of_a_stream_the_number_of_the_micro_batch_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    numbered_trainer(tmp_path, Stream(rows_with_a_sick_one()), max_steps=6, gradient_accumulation_steps=2).train()
-    (told,) = warnings_in(caplog)
-    assert "Optimizer step 2: the loss is nan" in told
-    assert "Not finite first: the loss or the data or the weights. It is micro-batch 4 of epoch 1." in told
+def test_a_warning_about_a_stream_has_the_number_of_the_micro_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording_trainer(tmp_path, Stream(make_rows()), max_steps=6, gradient_accumulation_steps=2).train()
+    (message,) = warnings_in(caplog)
+    assert "Optimizer step 2: the loss is nan" in message
+    assert "Not finite first: the loss or the data or the weights. It is micro-batch 4 of epoch 1." in message
 
 
-@pytest.mark.parametrize("way", ["warn", "skip"])
-def test_optimizer_steps_without_a_single_label_are_told_with_their_share(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+@pytest.mark.parametrize("policy", ["warn", "skip"])
+def test_a_warning_has_the_share_of_optimizer_steps_without_labels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
     rows = [{"input_ids": row["input_ids"], "labels": [-100] * len(row["labels"])} for row in language_rows(2)]
     rows = [{"input_ids": [6, 7, 8], "labels": [6, 7, 8]} for _ in range(6)] + [
         {"input_ids": row["input_ids"][:3], "labels": row["labels"][:3]} for row in rows
     ]
-    changes = {"per_device_train_batch_size": 2, **IN_ORDER, "on_nonfinite": way}
+    changes = {"per_device_train_batch_size": 2, **IN_ORDER, "on_nonfinite": policy}
     quiet_trainer(tmp_path, tiny_gpt2(), given={"train_dataset": Rows(rows)}, max_steps=7, **changes, **LOGGING).train()
     shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
-    others = [text for text in warnings_in(caplog) if text not in shares]
-    assert len(others) == 1 and "first: the number of labels, which is 0 (all are -100)" in others[0]
+    faults = [text for text in warnings_in(caplog) if text not in shares]
+    assert len(faults) == 1 and "first: the number of labels, which is 0 (all are -100)" in faults[0]
 
 
 class Tagger(torch.nn.Module):
-    """Takes no count of labels, and divides by those of a row or by 1."""
+    """A model without num_items_in_batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,18 +166,20 @@ class Tagger(torch.nn.Module):
         return {"loss": losses / labels.ne(-100).sum().clamp(min=1)}
 
 
-def test_they_are_told_too_if_the_model_takes_no_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_labels_are_counted_for_a_model_without_num_items_in_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = [{"input_ids": torch.tensor([6, 7]), "labels": torch.tensor([1, 2])} for _ in range(12)]
     for row in rows[4:8]:
         row["labels"] = torch.tensor([-100, -100])
     changes = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_train_epochs": 1}
     quiet_trainer(tmp_path, Tagger(), given={"train_dataset": Rows(rows)}, **IN_ORDER, **changes).train()
-    (told,) = [text for text in warnings_in(caplog) if "no label that counts" in text]
-    assert told.startswith("1 of 3 optimizer steps so far (33.3%)")
+    (message,) = [text for text in warnings_in(caplog) if "no label that counts" in text]
+    assert message.startswith("1 of 3 optimizer steps so far (33.3%)")
 
 
-def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> None:
-    trainer = numbered_trainer(
+def test_stop_saves_no_nonfinite_weights_and_its_error_has_the_facts(tmp_path: Path) -> None:
+    trainer = recording_trainer(
         tmp_path,
         max_steps=9,
         **IN_ORDER,
@@ -188,26 +194,26 @@ def test_stop_saves_nothing_sick_and_its_error_has_the_facts(tmp_path: Path) -> 
     assert (error.step, error.rows, error.checkpoint) == (4, [12, 13, 14, 15], tmp_path / "checkpoint-3")
     assert error.loss is not None and math.isnan(error.loss)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
-    # The batch that was fatal is left out by a resume that may go back.
-    resumed = numbered_trainer(tmp_path, max_steps=9, **IN_ORDER, on_nonfinite="rollback", **SAVING)
+    # A resume with rollback skips the batch.
+    resumed = recording_trainer(tmp_path, max_steps=9, **IN_ORDER, on_nonfinite="rollback", **SAVING)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 9 and all(part.isfinite().all() for part in weights(resumed).values())
 
 
-# ---- Leaving steps out -----------------------------------------------------------------------------------------------
+# ---- Skipped steps ---------------------------------------------------------------------------------------------------
 
 
-class SchedulesAndMoments(TrainerCallback):
-    """Notes the learning rate, the optimizer's own count of steps, and a weight, after each optimizer step."""
+class ScheduleRecorder(TrainerCallback):
+    """A callback that records the learning rate, the optimizer's step count and a weight after each step."""
 
     def __init__(self) -> None:
-        self.noted: list[tuple[float, float, float]] = []
+        self.entries: list[tuple[float, float, float]] = []
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, lr_scheduler: Any, **_: Any
     ) -> None:
         moments = optimizer.state.get(model.head.bias, {})
-        self.noted.append((lr_scheduler.get_last_lr()[0], float(moments.get("step", 0)), model.head.bias[0].item()))
+        self.entries.append((lr_scheduler.get_last_lr()[0], float(moments.get("step", 0)), model.head.bias[0].item()))
 
 
 @pytest.mark.parametrize(
@@ -220,30 +226,30 @@ class SchedulesAndMoments(TrainerCallback):
     ],
     ids=["fast loop", "no clipping", "Lightning's own loop", "own training_step"],
 )
-def test_a_step_left_out_changes_neither_weights_nor_moments_and_the_schedule_goes_on(
+def test_a_skipped_step_changes_neither_weights_nor_moments_and_the_schedule_continues(
     tmp_path: Path, kind: type[Trainer], changes: dict[str, Any]
 ) -> None:
-    notes = SchedulesAndMoments()
-    given = {"callbacks": [notes]}
+    recorder = ScheduleRecorder()
     settings = {"on_nonfinite": "skip", **IN_ORDER, "max_steps": 6, **changes}
-    trainer = numbered_trainer(tmp_path, given=given, kind=kind, optim="adamw_torch", **settings)
+    parameters = {"callbacks": [recorder]}
+    trainer = recording_trainer(tmp_path, given=parameters, kind=kind, optim="adamw_torch", **settings)
     trainer.train()
-    rates, counts, biases = zip(*notes.noted, strict=True)
+    rates, counts, biases = zip(*recorder.entries, strict=True)
     assert trainer.state.global_step == 6
     assert counts == (1, 2, 3, 3, 4, 5) and biases[2] == biases[3] != biases[4]
     assert rates == pytest.approx([0.01 * (1 - step / 6) for step in range(1, 7)])
 
 
-def test_leaving_the_first_step_out_is_no_wrong_order_of_schedule_and_optimizer(
+def test_skipping_the_first_step_causes_no_warning_about_the_order_of_schedule_and_optimizer(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    rows = rows_with_a_sick_one()
-    numbered_trainer(tmp_path, Rows(rows[SICK:]), **IN_ORDER, on_nonfinite="skip", max_steps=3).train()
-    assert not [one for one in recwarn if "lr_scheduler.step()" in str(one.message)]
+    rows = make_rows()
+    recording_trainer(tmp_path, Rows(rows[BAD_ROW:]), **IN_ORDER, on_nonfinite="skip", max_steps=3).train()
+    assert not [warning for warning in recwarn if "lr_scheduler.step()" in str(warning.message)]
 
 
-class WithBuffers(Numbered):
-    """A batch norm changes its buffers in place, and another buffer is replaced by each forward pass."""
+class BufferModel(RecordingModel):
+    """A model with buffers that forward passes change in place or replace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,8 +261,8 @@ class WithBuffers(Numbered):
         return super().logits(self.batch_norm(x))
 
 
-class Buffers(TrainerCallback):
-    """Notes all buffers before and after each optimizer step."""
+class BufferRecorder(TrainerCallback):
+    """A callback that records all buffers before and after each optimizer step."""
 
     def __init__(self) -> None:
         self.before: list[Any] = []
@@ -269,64 +275,62 @@ class Buffers(TrainerCallback):
         self.after.append({name: part.clone() for name, part in model.named_buffers()})
 
 
-@pytest.mark.parametrize("way", ["skip", "rollback"])
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["", "own training_step"])
-def test_buffers_are_as_before_the_step_that_is_left_out(tmp_path: Path, kind: type[Trainer], way: str) -> None:
+def test_a_skipped_step_restores_buffers(tmp_path: Path, kind: type[Trainer], policy: str) -> None:
     torch.manual_seed(0)
-    notes, rows = Buffers(), rows_with_a_sick_one()
+    recorder, rows = BufferRecorder(), make_rows()
     settings = {"max_steps": 5, **IN_ORDER, "gradient_accumulation_steps": 2, **SAVING}
-    given = {"train_dataset": Rows(rows), "eval_dataset": Rows(rows[:4]), "callbacks": [notes]}
-    trainer = quiet_trainer(tmp_path, WithBuffers(), kind=kind, given=given, on_nonfinite=way, **settings)
+    parameters = {"train_dataset": Rows(rows), "eval_dataset": Rows(rows[:4]), "callbacks": [recorder]}
+    trainer = quiet_trainer(tmp_path, BufferModel(), kind=kind, given=parameters, on_nonfinite=policy, **settings)
     trainer.train()
-    assert all(part.isfinite().all() for buffers in notes.after for part in buffers.values())
-    # The second step has the sick row, in its second micro-batch.
-    assert (way == "rollback") or are_equal(notes.before[1], notes.after[1])
-    assert not are_equal(notes.before[2], notes.after[2])
+    assert all(part.isfinite().all() for buffers in recorder.after for part in buffers.values())
+    # The bad row is in the second micro-batch of the second step.
+    assert (policy == "rollback") or are_equal(recorder.before[1], recorder.after[1])
+    assert not are_equal(recorder.before[2], recorder.after[2])
     assert math.isfinite(trainer.evaluate()["eval_loss"])
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
 
 
-def test_sick_weights_end_a_training_that_leaves_steps_out(tmp_path: Path) -> None:
-    trainer = numbered_trainer(tmp_path, Rows(rows_with_a_sick_one()[20:]), on_nonfinite="skip", max_steps=5)
+def test_nonfinite_weights_end_a_training_that_skips_steps(tmp_path: Path) -> None:
+    trainer = recording_trainer(tmp_path, Rows(make_rows()[20:]), on_nonfinite="skip", max_steps=5)
     trainer.model.head.weight.data[0, 0] = math.nan
     with pytest.raises(UnhealthyTrainingError, match=r"Not finite first: the weights \(head.weight\)"):
         trainer.train()
     assert trainer.state.global_step == 0
 
 
-# ---- Going back ------------------------------------------------------------------------------------------------------
+# ---- Rollback --------------------------------------------------------------------------------------------------------
 
 
-def without_window_of(seen: list[list[int]], row: int, accumulation: int) -> list[list[int]]:
-    windows = [seen[start : start + accumulation] for start in range(0, len(seen), accumulation)]
+def drop_window(batches: list[list[int]], row: int, accumulation: int) -> list[list[int]]:
+    windows = [batches[start : start + accumulation] for start in range(0, len(batches), accumulation)]
     return [batch for window in windows if not any(row in batch for batch in window) for batch in window]
 
 
-def test_a_training_in_random_order_goes_on_with_the_windows_after_the_one_left_out(tmp_path: Path) -> None:
-    healthy = rows_with_a_sick_one()
-    healthy[SICK] = {**vector_rows(48)[SICK], "number": SICK}
+def test_a_rollback_in_random_order_continues_with_the_windows_after_the_skipped_window(tmp_path: Path) -> None:
+    finite = make_rows()
+    finite[BAD_ROW] = {**vector_rows(48)[BAD_ROW], "number": BAD_ROW}
     changes = {"gradient_accumulation_steps": 2, "num_train_epochs": 1, **SAVING, **LOGGING}
-    whole = numbered_trainer(tmp_path / "whole", Rows(healthy), **changes)
-    whole.train()
-    trainer = numbered_trainer(tmp_path / "sick", on_nonfinite="rollback", **changes)
+    reference = recording_trainer(tmp_path / "reference", Rows(finite), **changes)
+    reference.train()
+    trainer = recording_trainer(tmp_path / "rollback", on_nonfinite="rollback", **changes)
     trainer.train()
-    expected = without_window_of(whole.model.seen, SICK, 2)
-    # What came after the checkpoint was trained on twice.
-    assert trainer.model.seen[-len(expected[-4:]) :] == expected[-4:]
+    expected = drop_window(reference.model.batches, BAD_ROW, 2)
+    # Batches after the checkpoint were trained twice.
+    assert trainer.model.batches[-len(expected[-4:]) :] == expected[-4:]
     steps = len(expected) // 2
     assert trainer.state.global_step == trainer.state.max_steps == steps == 5
-    assert (tmp_path / "sick" / f"checkpoint-{steps}").is_dir() and (tmp_path / "sick" / "checkpoint-0").is_dir()
+    assert all((tmp_path / "rollback" / f"checkpoint-{step}").is_dir() for step in (0, steps))
     assert all(part.isfinite().all() for part in weights(trainer).values())
     steps_logged = [entry["step"] for entry in trainer.state.log_history if "loss" in entry]
     assert steps_logged == [3]
 
 
-def test_what_was_left_out_stays_out_when_a_killed_training_is_resumed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    # The sick row comes in step 8; the kill comes behind the checkpoint of a step that was replayed.
-    rows = rows_with_a_sick_one(60)
-    rows[28], rows[SICK] = {**rows[SICK], "number": 28}, {**rows[28], "number": SICK}
+def test_a_skipped_window_is_skipped_after_a_kill_and_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # The bad row is in step 8; the kill follows the checkpoint of a replayed step.
+    rows = make_rows(60)
+    rows[28], rows[BAD_ROW] = {**rows[BAD_ROW], "number": 28}, {**rows[28], "number": BAD_ROW}
     changes = {
         "max_steps": 12,
         **IN_ORDER,
@@ -335,54 +339,53 @@ def test_what_was_left_out_stays_out_when_a_killed_training_is_resumed(
         "save_steps": 6,
         "lr_scheduler_type": "constant",
     }
-    whole = numbered_trainer(tmp_path / "whole", Rows(rows), **changes)
-    whole.train()
+    reference = recording_trainer(tmp_path / "reference", Rows(rows), **changes)
+    reference.train()
 
-    class SavesAfterReturn(TrainerCallback):
+    class SaveAfterRollback(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            # Only a window that was left out makes this one the second time.
             self.times = getattr(self, "times", 0) + (state.global_step == 7)
             control.should_save = control.should_save or (state.global_step == 7 and self.times == 2)
             if state.global_step == 8:
                 raise ZeroDivisionError
 
-    cut = numbered_trainer(tmp_path / "cut", Rows(rows), {"callbacks": [SavesAfterReturn()]}, **changes)
+    killed = recording_trainer(tmp_path / "killed", Rows(rows), {"callbacks": [SaveAfterRollback()]}, **changes)
     with pytest.raises(ZeroDivisionError):
-        cut.train()
+        killed.train()
     caplog.clear()
-    resumed = numbered_trainer(tmp_path / "cut", Rows(rows), **changes)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-7"))
+    resumed = recording_trainer(tmp_path / "killed", Rows(rows), **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-7"))
     assert "goes back" not in caplog.text
-    assert are_equal(weights(resumed), weights(whole)) and not any(28 in batch for batch in resumed.model.seen)
+    assert are_equal(weights(resumed), weights(reference)) and not any(28 in batch for batch in resumed.model.batches)
 
 
-def test_a_stream_is_read_on_behind_the_batch_left_out(tmp_path: Path) -> None:
-    rows = rows_with_a_sick_one()
+def test_a_stream_continues_after_the_skipped_batch(tmp_path: Path) -> None:
+    rows = make_rows()
     changes = {"max_steps": 8, "lr_scheduler_type": "constant", **SAVING}
-    trainer = numbered_trainer(tmp_path / "sick", Stream(rows), on_nonfinite="rollback", **changes)
+    trainer = recording_trainer(tmp_path / "rollback", Stream(rows), on_nonfinite="rollback", **changes)
     trainer.train()
-    expected = numbered_trainer(tmp_path / "healthy", Stream(rows[:12] + rows[16:]), **changes)
+    expected = recording_trainer(tmp_path / "finite", Stream(rows[:12] + rows[16:]), **changes)
     expected.train()
     assert trainer.state.global_step == 8 and are_equal(weights(trainer), weights(expected))
 
 
-def test_max_steps_are_taken_over_more_epochs_and_a_saving_thread_is_waited_for(tmp_path: Path) -> None:
-    rows = rows_with_a_sick_one(16)
+def test_max_steps_are_reached_in_more_epochs_and_a_rollback_waits_for_a_background_save(tmp_path: Path) -> None:
+    rows = make_rows(16)
     changes = {"lr_scheduler_type": "constant", **IN_ORDER, **SAVING}
-    trainer = numbered_trainer(
-        tmp_path / "sick", Rows(rows), max_steps=8, on_nonfinite="rollback", async_save=True, **changes
+    trainer = recording_trainer(
+        tmp_path / "rollback", Rows(rows), max_steps=8, on_nonfinite="rollback", async_save=True, **changes
     )
     trainer.train()
-    # Both epochs have the row, so that three steps of each are left and a third epoch is begun.
-    expected = numbered_trainer(tmp_path / "healthy", Rows(rows[:12]), max_steps=8, **changes)
+    # Both epochs lose a step, so that a third epoch begins.
+    expected = recording_trainer(tmp_path / "finite", Rows(rows[:12]), max_steps=8, **changes)
     expected.train()
-    assert trainer.session.health.left_out == [(0, 3), (1, 3)] and trainer.state.global_step == 8
+    assert trainer.session.health.skipped_windows == [(0, 3), (1, 3)] and trainer.state.global_step == 8
     assert are_equal(weights(trainer), weights(expected))
 
 
-def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(tmp_path: Path) -> None:
-    numbered_trainer(tmp_path, Rows(vector_rows(40)), max_steps=2, **SAVING).train()
-    trainer = numbered_trainer(
+def test_a_rollback_ignores_checkpoints_of_an_earlier_training_in_the_folder(tmp_path: Path) -> None:
+    recording_trainer(tmp_path, Rows(vector_rows(40)), max_steps=2, **SAVING).train()
+    trainer = recording_trainer(
         tmp_path,
         max_steps=6,
         save_strategy="steps",
@@ -392,9 +395,9 @@ def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(t
         lr_scheduler_type="constant",
     )
     trainer.train()
-    rows = rows_with_a_sick_one()
-    expected = numbered_trainer(
-        tmp_path / "healthy",
+    rows = make_rows()
+    expected = recording_trainer(
+        tmp_path / "finite",
         Rows(rows[:12] + rows[16:]),
         max_steps=6,
         **IN_ORDER,
@@ -404,69 +407,74 @@ def test_checkpoints_of_an_earlier_training_in_the_folder_are_not_gone_back_to(t
     assert are_equal(weights(trainer), weights(expected))
 
 
-def test_going_back_is_no_exception_to_lightning_callbacks_and_another_layout_is_told_once(
+def test_a_rollback_is_no_exception_to_lightning_callbacks_and_another_layout_has_a_single_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Hears(lightning.pytorch.Callback):
-        heard: ClassVar[list[BaseException]] = []
+    class ExceptionRecorder(lightning.pytorch.Callback):
+        exceptions: ClassVar[list[BaseException]] = []
 
-        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-            self.heard.append(exception)
+        def on_exception(
+            self,
+            trainer: lightning.pytorch.Trainer,
+            module: lightning.pytorch.LightningModule,
+            exception: BaseException,
+        ) -> None:
+            self.exceptions.append(exception)
 
     changes = {**IN_ORDER, "on_nonfinite": "rollback"}
-    numbered_trainer(tmp_path, max_steps=2, **changes, **SAVING).train()
+    recording_trainer(tmp_path, max_steps=2, **changes, **SAVING).train()
     changes |= {"max_steps": 8, "save_strategy": "steps", "save_steps": 50, "per_device_train_batch_size": 2}
-    trainer = numbered_trainer(tmp_path, given={"callbacks": [Hears()]}, **changes)
+    trainer = recording_trainer(tmp_path, given={"callbacks": [ExceptionRecorder()]}, **changes)
     trainer.train(resume_from_checkpoint=True)
-    assert len(trainer.session.health.left_out) == 1 and not Hears.heard
+    assert len(trainer.session.health.skipped_windows) == 1 and not ExceptionRecorder.exceptions
     assert caplog.text.count("which was written by another training") == 1
 
 
-def test_going_back_again_and_again_ends_with_an_error(tmp_path: Path) -> None:
+def test_repeated_rollbacks_end_with_an_error(tmp_path: Path) -> None:
     rows = vector_rows(80)
     for row in rows[8:]:
         row["x"] = row["x"] * math.nan
-    trainer = numbered_trainer(tmp_path, Rows(rows), max_steps=20, on_nonfinite="rollback", **IN_ORDER, **SAVING)
+    trainer = recording_trainer(tmp_path, Rows(rows), max_steps=20, on_nonfinite="rollback", **IN_ORDER, **SAVING)
     with pytest.raises(UnhealthyTrainingError, match=r"step 3: .* 10 batches have been left out at this step"):
         trainer.train()
     assert trainer.state.global_step == 2
 
 
-def test_a_training_of_which_each_batch_is_left_out_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_training_that_skips_each_batch_ends_with_an_error(tmp_path: Path) -> None:
     rows = [{**row, "x": row["x"] * math.nan} for row in vector_rows(12)]
-    trainer = numbered_trainer(tmp_path, Rows(rows), num_train_epochs=2, on_nonfinite="rollback", **SAVING)
+    trainer = recording_trainer(tmp_path, Rows(rows), num_train_epochs=2, on_nonfinite="rollback", **SAVING)
     with pytest.raises(UnhealthyTrainingError, match="has left out all other batches, so nothing is trained"):
         trainer.train()
 
 
-def test_a_damaged_checkpoint_is_not_gone_back_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Damages(TrainerCallback):
+def test_a_rollback_ignores_a_damaged_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class DamageCheckpoint(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 3:
                 Path(args.output_dir, "checkpoint-2", "optimizer.pt").write_bytes(b"")
 
     changes = {**IN_ORDER, "max_steps": 4, **SAVING}
-    trainer = numbered_trainer(tmp_path, given={"callbacks": [Damages()]}, on_nonfinite="rollback", **changes)
+    trainer = recording_trainer(tmp_path, given={"callbacks": [DamageCheckpoint()]}, on_nonfinite="rollback", **changes)
     trainer.train()
     assert f"Passing over the damaged checkpoint {tmp_path / 'checkpoint-2'}: optimizer.pt has 0 bytes" in caplog.text
     assert f"goes back to {tmp_path / 'checkpoint-0'}" in caplog.text and trainer.state.global_step == 4
 
 
 @pytest.mark.parametrize("harm", ["not finite", "deleted"])
-def test_a_checkpoint_to_resume_that_is_sick_or_gone_is_not_gone_back_to(tmp_path: Path, harm: str) -> None:
-    numbered_trainer(tmp_path / "earlier", Rows(vector_rows(40)), max_steps=2, **SAVING).train()
+def test_a_rollback_ignores_a_resumed_checkpoint_that_is_nonfinite_or_deleted(tmp_path: Path, harm: str) -> None:
+    recording_trainer(tmp_path / "earlier", Rows(vector_rows(40)), max_steps=2, **SAVING).train()
     checkpoint = tmp_path / "earlier" / "checkpoint-2"
     if harm == "not finite":
         write_manifest(checkpoint, weights_are_finite=False)
 
-    class Deletes(TrainerCallback):
+    class DeleteCheckpoint(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             if harm == "deleted":
                 shutil.rmtree(checkpoint)
 
     changes = {**IN_ORDER, "max_steps": 6, "on_nonfinite": "rollback", **SAVING}
     changes["save_steps"] = 50
-    trainer = numbered_trainer(tmp_path / "next", given={"callbacks": [Deletes()]}, **changes)
+    trainer = recording_trainer(tmp_path / "next", given={"callbacks": [DeleteCheckpoint()]}, **changes)
     with pytest.raises(UnhealthyTrainingError, match=r"step 4: .* has nowhere to go back to"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
@@ -475,7 +483,7 @@ def test_many_batches_can_be_skipped_between_two_checkpoints(tmp_path: Path) -> 
     rows = vector_rows(108)
     for row in rows[4::8]:
         row["x"] = row["x"] * math.nan
-    trainer = numbered_trainer(
+    trainer = recording_trainer(
         tmp_path,
         Rows(rows),
         num_train_epochs=1,
@@ -484,12 +492,10 @@ def test_many_batches_can_be_skipped_between_two_checkpoints(tmp_path: Path) -> 
         save_strategy="epoch",
     )
     trainer.train()
-    assert (len(trainer.session.health.left_out), trainer.state.global_step) == (13, 14)
+    assert (len(trainer.session.health.skipped_windows), trainer.state.global_step) == (13, 14)
 
 
-def test_metrics_of_a_training_that_went_back_are_those_of_its_whole_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_after_a_rollback_cover_the_full_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("littrainer.loop.run.time.time", lambda: now[0])
 
@@ -497,33 +503,31 @@ def test_metrics_of_a_training_that_went_back_are_those_of_its_whole_call(
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             now[0] += 1
 
-    rows = rows_with_a_sick_one()
+    rows = make_rows()
     changes = {"max_steps": 8, "lr_scheduler_type": "constant", **IN_ORDER, **LOGGING}
-    found = []
-    for data, way in ((rows, "rollback"), (rows[:12] + rows[16:], "warn")):
-        given = {"callbacks": [ASecondAStep()]}
-        trainer = numbered_trainer(
-            tmp_path / way, Rows(data), given, on_nonfinite=way, save_strategy="steps", save_steps=2, **changes
-        )
-        found.append(trainer.train().metrics)
-    # Steps 3 and 4 are begun a second time.
-    assert [one["train_runtime"] for one in found] == [10, 8]
-    assert found[0]["train_loss"] == pytest.approx(found[1]["train_loss"], rel=1e-6)
-    assert found[0]["train_steps_per_second"] == 0.8
+    metrics = []
+    for data, policy in ((rows, "rollback"), (rows[:12] + rows[16:], "warn")):
+        settings = {"on_nonfinite": policy, "save_strategy": "steps", "save_steps": 2, **changes}
+        trainer = recording_trainer(tmp_path / policy, Rows(data), {"callbacks": [ASecondAStep()]}, **settings)
+        metrics.append(trainer.train().metrics)
+    # Steps 3 and 4 begin twice.
+    assert [metrics[0]["train_runtime"], metrics[1]["train_runtime"]] == [10, 8]
+    assert metrics[0]["train_loss"] == pytest.approx(metrics[1]["train_loss"], rel=1e-6)
+    assert metrics[0]["train_steps_per_second"] == 0.8
 
 
-def test_early_stopping_forgets_what_it_has_counted_in_the_part_that_is_left_out(tmp_path: Path) -> None:
+def test_a_rollback_restores_the_patience_of_early_stopping(tmp_path: Path) -> None:
     stopping, scores = EarlyStoppingCallback(early_stopping_patience=3), iter([0.5] * 8)
-    counted = {}
+    patience = {}
 
-    class Counts(TrainerCallback):
+    class PatienceRecorder(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            counted.setdefault(state.global_step, []).append(stopping.early_stopping_patience_counter)
+            patience.setdefault(state.global_step, []).append(stopping.early_stopping_patience_counter)
 
-    given = {"callbacks": [stopping, Counts()], "compute_metrics": lambda _: {"score": next(scores)}}
-    numbered_trainer(
+    parameters = {"callbacks": [stopping, PatienceRecorder()], "compute_metrics": lambda _: {"score": next(scores)}}
+    recording_trainer(
         tmp_path,
-        given={**given, "eval_dataset": Rows(vector_rows(4))},
+        given={**parameters, "eval_dataset": Rows(vector_rows(4))},
         max_steps=4,
         on_nonfinite="rollback",
         **IN_ORDER,
@@ -534,18 +538,18 @@ def test_early_stopping_forgets_what_it_has_counted_in_the_part_that_is_left_out
         metric_for_best_model="score",
         restore_callback_states_from_checkpoint=False,
     ).train()
-    # The sick batch comes in step 4, and step 3 is taken twice.
-    assert counted == {1: [0], 2: [0], 3: [1, 1], 4: [2]}
+    # The bad batch is in step 4, and step 3 is repeated.
+    assert patience == {1: [0], 2: [0], 3: [1, 1], 4: [2]}
 
 
 # ---- Spikes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["warn", "skip", "rollback"])
-def test_a_spike_is_told_with_the_median_it_is_compared_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+@pytest.mark.parametrize("policy", ["warn", "skip", "rollback"])
+def test_a_warning_about_a_spike_has_the_median_norm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
-    # The first 20 norms are only collected, so that the spike of step 20 is not told.
+    # The first 20 norms are only collected, so that step 20 is no spike.
     rows = vector_rows(120)
     for row, label in zip(rows[76:84], (0, 1, 2, 0) * 2, strict=True):
         row.update(x=row["x"] * 0 + 1e6, labels=label)
@@ -562,14 +566,14 @@ def test_a_spike_is_told_with_the_median_it_is_compared_with(
         **IN_ORDER,
         "max_steps": 28,
         "spike_factor": 100,
-        "on_nonfinite": way,
+        "on_nonfinite": policy,
         **SAVING,
     }
     trainer = quiet_trainer(tmp_path, Linear(), given={"train_dataset": Rows(rows)}, **changes, **LOGGING)
     trainer.train()
-    (told,) = warnings_in(caplog)
-    assert "Optimizer step 21: the gradient norm is" in told
-    assert "above spike_factor=100 times the median of those before" in told and "80, 81, 82, 83" in told
+    (message,) = warnings_in(caplog)
+    assert "Optimizer step 21: the gradient norm is" in message
+    assert "above spike_factor=100 times the median of those before" in message and "80, 81, 82, 83" in message
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------
@@ -587,25 +591,23 @@ def test_a_spike_is_told_with_the_median_it_is_compared_with(
         ({"on_nonfinite": "skip", "optim": "galore_adamw_layerwise"}, "updates weights in the backward pass"),
     ],
 )
-def test_what_cannot_be_carried_out_is_refused_before_training(
-    tmp_path: Path, changes: dict[str, Any], named: str
-) -> None:
+def test_impossible_arguments_are_refused_before_training(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         quiet_trainer(tmp_path, **changes)
 
 
-def test_an_optimizer_of_the_scripts_that_steps_in_the_backward_pass_is_refused_too(tmp_path: Path) -> None:
+def test_a_custom_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path: Path) -> None:
     class Fused(torch.optim.SGD):
         def fused_backward(self, loss: torch.Tensor, rate: float) -> None: ...
 
-    model = Numbered()
-    given = {"train_dataset": Rows(vector_rows(8)), "optimizers": (Fused(model.parameters(), 0.1), None)}
-    trainer = quiet_trainer(tmp_path, model, given=given, on_nonfinite="skip")
+    model = RecordingModel()
+    parameters = {"train_dataset": Rows(vector_rows(8)), "optimizers": (Fused(model.parameters(), 0.1), None)}
+    trainer = quiet_trainer(tmp_path, model, given=parameters, on_nonfinite="skip")
     with pytest.raises(ValueError, match="leaves out steps, and Fused updates weights in the backward pass"):
         trainer.train()
 
 
-def test_what_a_script_sets_later_is_refused_when_training_begins(tmp_path: Path) -> None:
+def test_impossible_arguments_set_later_are_refused_when_training_begins(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, on_nonfinite="rollback", **SAVING)
     trainer.args.save_strategy = "no"
     with pytest.raises(ValueError, match="save_strategy"):
@@ -614,5 +616,5 @@ def test_what_a_script_sets_later_is_refused_when_training_begins(tmp_path: Path
 
 def test_the_rows_of_an_epoch_long_before_the_log_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"per_device_train_batch_size": 8, "max_steps": 12, "logging_strategy": "steps", "logging_steps": 12}
-    numbered_trainer(tmp_path, Rows(rows_with_a_sick_one(16)), **IN_ORDER, **settings).train()
-    assert f"row {SICK} in x. The rows of this batch are 8, 9, 10, 11, 12, 13, 14, 15" in warnings_in(caplog)[0]
+    recording_trainer(tmp_path, Rows(make_rows(16)), **IN_ORDER, **settings).train()
+    assert f"row {BAD_ROW} in x. The rows of this batch are 8, 9, 10, 11, 12, 13, 14, 15" in warnings_in(caplog)[0]

@@ -1,4 +1,4 @@
-"""Between two logs no value is read from the device, which would wait until all that was asked of it is done."""
+"""Between two logs there is no device sync."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import tiny_bert_for_masked_tokens, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-# What waits for the device: the first one is below `item()`, `float()` and `bool()`.
+# Operators that wait for the device; `item()`, `float()` and `bool()` call the first.
 READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select", "unique2", "_unique2"}
-# The same, where no operation of torch is below it on a CPU.
-READS_OF_WHOLE_TENSORS = {"tolist", "cpu"}
+# Functions that wait, and have no operator on a CPU.
+TENSOR_READS = {"tolist", "cpu"}
 LOGGING_STEPS, STEPS = 5, 15
 
 
 class CountedReads(TorchDispatchMode):
-    """Counts what reads a tensor's values on the host."""
+    """Counts of operators that read a tensor's values on the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class CountedReads(TorchDispatchMode):
 
 
 class CountedCopies(TorchFunctionMode):
-    """Counts, beside the rest, what takes a whole tensor to the host."""
+    """Counts of functions that copy a tensor to the host."""
 
     def __init__(self, of_kind: Counter[str]) -> None:
         super().__init__()
@@ -47,20 +47,20 @@ class CountedCopies(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in READS_OF_WHOLE_TENSORS:
+        if name in TENSOR_READS:
             self.of_kind[name] += 1
         return function(*args, **(kwargs or {}))
 
 
 class AtSteps(TrainerCallback):
-    """Notes what was counted up to the end of each optimizer step."""
+    """A callback that records the counts at the end of each optimizer step."""
 
     def __init__(self, reads: CountedReads) -> None:
         self.reads = reads
-        self.so_far: list[Counter[str]] = []
+        self.totals: list[Counter[str]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.so_far.append(Counter(self.reads.of_kind))
+        self.totals.append(Counter(self.reads.of_kind))
 
 
 def reads_by_step(
@@ -70,19 +70,19 @@ def reads_by_step(
     make_rows: Any = None,
     **arguments: Any,
 ) -> dict[int, Counter[str]]:
-    """What was read from the end of each optimizer step to the end of the next one, by the number of the first."""
+    """Return the reads after the end of each optimizer step until the next, by step."""
     reads = CountedReads()
-    noted = AtSteps(reads)
+    recorder = AtSteps(reads)
     settings = {"logging_strategy": "steps", "logging_steps": LOGGING_STEPS, "max_steps": STEPS, **arguments}
-    # The epoch goes on behind the last step: at its end the sampler draws, on the host.
+    # More data than steps, since the sampler reads at the end of an epoch.
     micro_batches = (STEPS + 2) * settings.get("gradient_accumulation_steps", 1)
     rows = (vector_rows if make_rows is None else make_rows)(4 * micro_batches)
-    given = {"train_dataset": Rows(rows), "callbacks": [noted]}
-    trainer = quiet_trainer(folder, model, kind=kind, given=given, **settings)
+    parameters = {"train_dataset": Rows(rows), "callbacks": [recorder]}
+    trainer = quiet_trainer(folder, model, kind=kind, given=parameters, **settings)
     with reads, CountedCopies(reads.of_kind):
         trainer.train()
-    assert len(noted.so_far) == STEPS
-    return {step + 1: noted.so_far[step + 1] - noted.so_far[step] for step in range(STEPS - 1)}
+    assert len(recorder.totals) == STEPS
+    return {step + 1: recorder.totals[step + 1] - recorder.totals[step] for step in range(STEPS - 1)}
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,18 @@ def reads_by_step(
         ),
     ],
 )
-def test_nothing_is_read_but_where_losses_are_logged(
-    tmp_path: Path, kind: type[Trainer], arguments: dict[str, Any]
-) -> None:
-    found = reads_by_step(tmp_path, kind, **arguments)
-    assert {step: dict(reads) for step, reads in found.items() if reads and step % LOGGING_STEPS} == {}
-    # Logging reads, or nothing was counted.
-    assert all(found[step] for step in found if step % LOGGING_STEPS == 0)
+def test_only_logs_read_from_the_device(tmp_path: Path, kind: type[Trainer], arguments: dict[str, Any]) -> None:
+    counts = reads_by_step(tmp_path, kind, **arguments)
+    assert {step: dict(reads) for step, reads in counts.items() if reads and step % LOGGING_STEPS} == {}
+    # Logs read, which proves that reads are counted.
+    assert all(counts[step] for step in counts if step % LOGGING_STEPS == 0)
 
 
-@pytest.mark.parametrize("way", ["skip", "rollback"])
-def test_numbers_are_read_once_in_a_step_that_may_be_left_out(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_step_that_can_be_skipped_has_a_single_read(tmp_path: Path, policy: str) -> None:
     settings = {"save_strategy": "steps", "save_steps": STEPS, "gradient_accumulation_steps": 2}
-    found = reads_by_step(tmp_path, on_nonfinite=way, spike_factor=9.0, **settings)
-    assert {reads.total() for step, reads in found.items() if step % LOGGING_STEPS} == {1}
+    counts = reads_by_step(tmp_path, on_nonfinite=policy, spike_factor=9.0, **settings)
+    assert {reads.total() for step, reads in counts.items() if step % LOGGING_STEPS} == {1}
 
 
 def test_a_log_reads_all_its_numbers_at_once(tmp_path: Path) -> None:
@@ -134,7 +132,7 @@ def test_a_log_reads_all_its_numbers_at_once(tmp_path: Path) -> None:
 
 
 def sentences(count: int) -> list[Any]:
-    """Rows of equal length, as both models here take them."""
+    """Return rows of equal length for both models."""
     return [
         {"input_ids": torch.arange(1, 7), "attention_mask": torch.ones(6, dtype=torch.long), "labels": torch.arange(6)}
         for _ in range(count)
@@ -151,16 +149,16 @@ def sentences(count: int) -> list[Any]:
     ],
     ids=["BERT", "GPT-2", "GPT-2 with smoothed labels", "GPT-2, speed logged"],
 )
-def test_a_model_of_transformers_is_read_no_more_than_by_itself(
+def test_a_model_of_transformers_has_no_more_reads_than_in_a_raw_loop(
     tmp_path: Path, make_model: Any, arguments: dict[str, Any]
 ) -> None:
-    """Some of its own masks read; a raw loop says how much."""
     reads, model = CountedReads(), make_model()
-    so_far: list[Counter[str]] = []
+    totals: list[Counter[str]] = []
     with reads, CountedCopies(reads.of_kind):
-        run_raw(model, sentences(3 * BATCH_SIZE), 1, lambda: so_far.append(Counter(reads.of_kind)))
-    by_itself = so_far[2] - so_far[1]
+        run_raw(model, sentences(3 * BATCH_SIZE), 1, lambda: totals.append(Counter(reads.of_kind)))
+    # The model's masks read.
+    raw_reads = totals[2] - totals[1]
     accumulation = arguments.get("gradient_accumulation_steps", 1)
-    most = Counter({name: number * accumulation for name, number in by_itself.items()})
-    found = reads_by_step(tmp_path, model=model, make_rows=sentences, **arguments)
-    assert {step: dict(reads) for step, reads in found.items() if step % LOGGING_STEPS and not reads <= most} == {}
+    most = Counter({name: number * accumulation for name, number in raw_reads.items()})
+    counts = reads_by_step(tmp_path, model=model, make_rows=sentences, **arguments)
+    assert {step: dict(reads) for step, reads in counts.items() if step % LOGGING_STEPS and not reads <= most} == {}

@@ -1,4 +1,4 @@
-"""What Ctrl-C leaves on the terminal."""
+"""The report of Ctrl-C on the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Waits(TrainerCallback):
             time.sleep(600)
 
 (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-# As that of a tracker, which marks its run as failed.
+# Like the hook of a tracker.
 hook = sys.excepthook
 sys.excepthook = lambda *error: (open(f"told{args.process_index}", "w").close(), hook(*error))
 settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2, "ddp_find_unused_parameters": False}
@@ -43,10 +43,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
 def test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
-    words = ["run", "--devices", "2", "train.py", "--use_cpu", "--output_dir", "out"]
+    command = ["run", "--devices", "2", "train.py", "--use_cpu", "--output_dir", "out"]
     paths = environment()["PYTHONPATH"] + f":{ROOT}"
     with subprocess.Popen(
-        [sys.executable, "-m", "littrainer", *words],
+        [sys.executable, "-m", "littrainer", *command],
         cwd=tmp_path,
         env=environment(PYTHONPATH=paths),
         stderr=subprocess.PIPE,
@@ -54,18 +54,19 @@ def test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130(tmp_path: Pa
     ) as process:
         wait_until(lambda: len(list(tmp_path.glob("out/waiting*"))) == 2 or process.poll() is not None, "step 3")
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=LONGEST_WAIT_SECONDS)
+        _, stderr = process.communicate(timeout=LONGEST_WAIT_SECONDS)
     assert len(list(tmp_path.glob("told*"))) == 2
     # A shell reports it as 130.
     assert process.returncode == -signal.SIGINT
-    assert told.splitlines() == [
+    assert stderr.splitlines() == [
         "Interrupted at optimizer step 3 of 5. The last checkpoint is out/checkpoint-2.",
-        f"To resume: littrainer {' '.join(words)} --resume_from_checkpoint out/checkpoint-2",
+        f"To resume: littrainer {' '.join(command)} --resume_from_checkpoint out/checkpoint-2",
     ]
 
 
 def test_without_a_checkpoint_the_command_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "checkpoint-9").mkdir()  # An earlier training has left it.
+    # From an earlier training.
+    (tmp_path / "checkpoint-9").mkdir()
     monkeypatch.setenv(COMMAND, "littrainer run 'my train.py'")
     args: Any = SimpleNamespace(output_dir=str(tmp_path))
     assert preemption.describe_interruption(args, TrainerState(global_step=1, max_steps=5)) == [
@@ -88,7 +89,7 @@ OPTION = "--resume_from_checkpoint"
     ],
     ids=["python", "littrainer run", "another launcher", "a script without the option"],
 )
-def test_the_command_is_the_one_that_started_the_program(
+def test_the_resume_command_extends_the_command_of_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, variables: dict[str, str], command: str
 ) -> None:
     (tmp_path / "train.py").write_text(script)

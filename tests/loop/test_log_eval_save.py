@@ -31,7 +31,7 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("values", SEQUENCES, ids=str)
 @pytest.mark.parametrize(("greater", "strategy"), [(True, "steps"), (False, "no")])
-def test_the_best_evaluation_is_the_one_that_transformers_remembers(
+def test_the_best_evaluation_is_the_same_as_in_transformers(
     trainers: tuple[Any, Any], values: list[float], greater: bool, strategy: str
 ) -> None:
     histories = []
@@ -82,7 +82,7 @@ def test_a_best_metric_that_names_no_dataset_of_several_is_refused_before_the_fi
 
 
 @pytest.mark.parametrize("name", ["near_loss", "eval_far_loss"])
-def test_a_best_metric_of_one_of_several_datasets_is_found(tmp_path: Path, name: str) -> None:
+def test_a_best_metric_can_be_from_any_of_several_datasets(tmp_path: Path, name: str) -> None:
     trainer = over_two_datasets(tmp_path, metric_for_best_model=name, greater_is_better=False)
     trainer.train()
     assert trainer.state.best_metric is not None

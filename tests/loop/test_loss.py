@@ -44,10 +44,10 @@ def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: to
 @pytest.mark.parametrize(("filtered", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 @pytest.mark.parametrize("odd_one", [3e7, float("nan")])
 @pytest.mark.parametrize("number", [1, 3, 105])
-def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
+def test_pending_losses_have_the_same_sum_bit_for_bit(
     number: int, odd_one: float, dtype: torch.dtype, filtered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunningLoss, "MAX_WAITING", 100)
+    monkeypatch.setattr(RunningLoss, "MAX_PENDING", 100)
     torch.manual_seed(number)
     losses = list((torch.rand(number) * 3).to(dtype))
     losses[number // 2] = torch.tensor(odd_one, dtype=dtype)
@@ -55,7 +55,7 @@ def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32)) or (sums[0].isnan() and sums[1].isnan())
 
 
-def test_a_loss_that_is_changed_after_it_was_noted_counts_as_it_was() -> None:
+def test_a_later_change_of_a_loss_does_not_count() -> None:
     record, loss = RunningLoss(), torch.tensor(2.0)
     record.since_last_log = torch.tensor(1.0)
     record.add(loss, 0, True)
@@ -79,7 +79,7 @@ def facts(**changes: Any) -> Any:
 
 
 class AMean:
-    """In the place of an override that does not take num_items_in_batch."""
+    """A fake override without num_items_in_batch."""
 
     _reduces_to_micro_batch_mean = True
 
@@ -123,7 +123,7 @@ def test_a_loss_function_without_labels_to_give_it_is_warned_about(
 
 
 class Returns(nn.Module):
-    """Returns what it is told to, whatever it is given."""
+    """A model that returns a fixed value."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_outputs_without_a_loss_are_described(tmp_path: Path, value: Any, descri
         loss_of(tmp_path, Returns(value))
 
 
-def test_missing_labels_are_told_from_a_model_that_ignores_them(tmp_path: Path) -> None:
+def test_missing_labels_and_a_model_without_loss_have_different_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"batch has no labels \(it has x\)"):
         loss_of(tmp_path, LosslessClassifier(), {"x": BATCH["x"]})
     with pytest.raises(ValueError, match="under the key 'loss'"):
@@ -176,7 +176,7 @@ def test_several_true_labels_at_once_are_not_smoothed_and_a_warning_says_so(tmp_
     assert trainer.label_smoother is None
 
 
-class TakesNoLabels(nn.Linear):
+class WithoutLabels(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)
 
@@ -185,17 +185,17 @@ class TakesNoLabels(nn.Linear):
 def test_a_loss_function_gets_the_labels_under_their_names(tmp_path: Path, names: list[str]) -> None:
     got = []
 
-    def of_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def compute_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         got.append(labels)
         return outputs.sum()
 
     batch = {"x": torch.ones(2, 6), **dict.fromkeys(names, torch.tensor([0, 2]))}
-    trainer = quiet_trainer(tmp_path, TakesNoLabels(6, 3), given={"compute_loss_func": of_loss}, label_names=names)
+    trainer = quiet_trainer(tmp_path, WithoutLabels(6, 3), given={"compute_loss_func": compute_loss}, label_names=names)
     trainer.compute_loss(trainer.model, dict(batch))
     assert torch.equal(got[0] if len(names) == 1 else got[0][1], batch["target"])
 
 
-def test_smoothing_without_decoder_inputs_names_the_collator_that_makes_them(tmp_path: Path) -> None:
+def test_the_error_of_smoothing_without_decoder_inputs_names_the_collator(tmp_path: Path) -> None:
     model = tiny_bart()
     trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.1)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "labels": torch.tensor([[8, 9, 2]])}

@@ -19,7 +19,7 @@ from littrainer.loop.loss_normalization import (
     UNKNOWN,
     LossReduction,
     _NoIgnoredIndex,
-    _Trial,
+    _Probe,
 )
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tag_rows, token_rows, vector_rows
@@ -38,7 +38,7 @@ from tests.scenarios.models import (
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer, warnings_logged
 
 ROWS = 10
-# The last window of an epoch is shorter, and its last micro-batch too, but for the first layout.
+# Except for the first layout, the last window and its last micro-batch are shorter.
 LAYOUTS = ((10, 1), (5, 2), (4, 3), (3, 4), (1, 10))
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 STEPWISE = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 3}
@@ -46,7 +46,7 @@ SEQUENTIAL = {"train_sampling_strategy": "sequential", "logging_strategy": "step
 
 
 class KeywordTagger(nn.Module):
-    """Takes any keyword, and returns the mean over the labels of the next tokens."""
+    """A tagger that takes any keyword and returns the mean over the labels of the next tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class KeywordTagger(nn.Module):
 
 
 class HiddenTagger(KeywordTagger):
-    """Nothing but the loss tells over which labels it is the mean."""
+    """A tagger without logits among its outputs."""
 
     def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
         return (super().forward(input_ids, labels=labels)["loss"],)
@@ -71,7 +71,7 @@ class Regression(VectorClassifier):
 
 
 class Contrastive(VectorClassifier):
-    """Tells each row from the others of its micro-batch."""
+    """A model whose loss compares the rows of a micro-batch."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
         vectors = self.logits(x)
@@ -80,8 +80,8 @@ class Contrastive(VectorClassifier):
 
 class PartlyDivided(CountingClassifier):
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        found = super().forward(x, labels, **kwargs)
-        return {**found, "loss": found["loss"] + 0.1 * self.head.weight.square().sum()}
+        outputs = super().forward(x, labels, **kwargs)
+        return {**outputs, "loss": outputs["loss"] + 0.1 * self.head.weight.square().sum()}
 
 
 def regression_rows() -> list[Any]:
@@ -122,20 +122,21 @@ def trained(
     kind: type[Trainer] = Trainer,
     **changes: Any,
 ) -> Trainer:
-    given: dict[str, Any] = {"train_dataset": Rows(rows)}
+    parameters: dict[str, Any] = {"train_dataset": Rows(rows)}
     if {"input_ids", "labels"} <= rows[0].keys():
-        given["data_collator"] = pad_tokens
+        parameters["data_collator"] = pad_tokens
     size, accumulation = layout
     layout_arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation}
     arguments = {**layout_arguments, **STEPWISE, **SEQUENTIAL, "loss_normalization": normalization, **changes}
-    trainer = quiet_trainer(folder, model, kind=kind, given=given, **arguments)
+    trainer = quiet_trainer(folder, model, kind=kind, given=parameters, **arguments)
     trainer.train()
     return trainer
 
 
-def seen_of(trainer: Trainer) -> dict[str, Any]:
+def losses_and_weights(trainer: Trainer) -> dict[str, Any]:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"losses": losses, "weights": torch.cat([one.detach().flatten() for one in trainer.model.parameters()])}
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    return {"losses": losses, "weights": weights}
 
 
 def seeded(make: Callable[[], Any]) -> Any:
@@ -148,15 +149,17 @@ def seeded(make: Callable[[], Any]) -> Any:
 def test_losses_and_weights_are_the_same_for_each_layout(tmp_path: Path, name: str, kind: type[Trainer]) -> None:
     make, rows = HEADS[name]
     with warnings_logged("loss_normalization") as texts:
-        whole, *others = (seen_of(trained(tmp_path, seeded(make), rows(), one, kind=kind)) for one in LAYOUTS)
+        first, *rest = (
+            losses_and_weights(trained(tmp_path, seeded(make), rows(), layout, kind=kind)) for layout in LAYOUTS
+        )
     assert not texts
-    assert len(whole["losses"]) == 3
-    for other in others:
-        torch.testing.assert_close(other, whole, rtol=2e-5, atol=1e-6)
-    today = seen_of(trained(tmp_path, seeded(make), rows(), LAYOUTS[0], "transformers"))
+    assert len(first["losses"]) == 3
+    for result in rest:
+        torch.testing.assert_close(result, first, rtol=2e-5, atol=1e-6)
+    default = losses_and_weights(trained(tmp_path, seeded(make), rows(), LAYOUTS[0], "transformers"))
     if name != "next tokens":
-        # GPT-2 of today also counts the labels that its loss leaves out.
-        torch.testing.assert_close(today, whole, rtol=2e-5, atol=1e-6)
+        # transformers' GPT-2 also counts labels that its loss ignores.
+        torch.testing.assert_close(default, first, rtol=2e-5, atol=1e-6)
 
 
 def test_smoothed_labels_weigh_the_same_in_each_layout(tmp_path: Path) -> None:
@@ -165,9 +168,11 @@ def test_smoothed_labels_weigh_the_same_in_each_layout(tmp_path: Path) -> None:
             return {"logits": self.embedding(input_ids)}
 
     changes = {"label_smoothing_factor": 0.2}
-    whole, *others = (seen_of(trained(tmp_path, seeded(Plain), tag_rows(ROWS), one, **changes)) for one in LAYOUTS)
-    for other in others:
-        torch.testing.assert_close(other, whole, rtol=2e-5, atol=1e-6)
+    first, *rest = (
+        losses_and_weights(trained(tmp_path, seeded(Plain), tag_rows(ROWS), layout, **changes)) for layout in LAYOUTS
+    )
+    for result in rest:
+        torch.testing.assert_close(result, first, rtol=2e-5, atol=1e-6)
 
 
 def warnings_of(
@@ -178,7 +183,7 @@ def warnings_of(
     return texts
 
 
-def test_a_head_whose_loss_depends_on_the_layout_is_warned_about_once_with_the_factor(tmp_path: Path) -> None:
+def test_a_loss_that_depends_on_the_layout_is_warned_about_once_with_the_factor(tmp_path: Path) -> None:
     (warning,) = warnings_of(tmp_path, KeywordClassifier(), vector_rows(ROWS))
     assert "KeywordClassifier takes num_items_in_batch" in warning
     assert "4 micro-batches in an optimizer step its loss and the gradients are 4 times too large" in warning
@@ -204,11 +209,11 @@ def test_labels_that_do_not_weigh_the_same_are_warned_about(tmp_path: Path) -> N
 
 
 class Questions(VectorClassifier):
-    """Its labels have other names, so that their number is not counted."""
+    """A model with other names of labels, so that labels are not counted."""
 
     def forward(self, x: Any, start_positions: Any = None, end_positions: Any = None, **kwargs: Any) -> Any:
-        found = super().forward(x, start_positions)
-        return {**found, "loss": (found["loss"] + super().forward(x, end_positions)["loss"]) / 2}
+        outputs = super().forward(x, start_positions)
+        return {**outputs, "loss": (outputs["loss"] + super().forward(x, end_positions)["loss"]) / 2}
 
 
 @pytest.mark.parametrize("make", [VectorClassifier, Questions])
@@ -232,7 +237,7 @@ def test_samples_that_do_not_weigh_the_same_are_warned_about(tmp_path: Path, mak
         (KeywordClassifier, (4, 1)),
     ],
 )
-def test_a_head_that_is_right_is_not_warned_about(tmp_path: Path, make: Any, layout: tuple[int, int]) -> None:
+def test_a_correct_loss_is_not_warned_about(tmp_path: Path, make: Any, layout: tuple[int, int]) -> None:
     assert not warnings_of(tmp_path, make(), vector_rows(ROWS), layout)
 
 
@@ -242,7 +247,7 @@ def test_a_loss_of_neither_kind_is_warned_about_and_weighted_by_samples(tmp_path
     assert "taken for a mean over samples" in warning
 
 
-def test_a_head_that_cannot_be_tried_is_taken_for_what_its_labels_tell(tmp_path: Path) -> None:
+def test_the_reduction_of_a_loss_that_cannot_be_probed_follows_from_its_labels(tmp_path: Path) -> None:
     class OnlyTrains(KeywordClassifier):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
             if not self.training:
@@ -255,7 +260,7 @@ def test_a_head_that_cannot_be_tried_is_taken_for_what_its_labels_tell(tmp_path:
 
 
 @pytest.mark.parametrize("ignored", [-100, -1])
-def test_a_gpu_finds_out_what_is_a_mean_where_each_label_counts(tmp_path: Path, ignored: int) -> None:
+def test_a_unit_is_detected_on_a_gpu_although_each_label_counts(tmp_path: Path, ignored: int) -> None:
     class Hidden(HiddenTagger):
         def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None, **kwargs: Any) -> Any:
             logits, targets = self.embedding(input_ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
@@ -264,18 +269,18 @@ def test_a_gpu_finds_out_what_is_a_mean_where_each_label_counts(tmp_path: Path, 
     window = [{"input_ids": torch.arange(8).reshape(2, 4), "labels": torch.arange(8).reshape(2, 4) % CLASSES}]
     model = Hidden()
     trainer = quiet_trainer(tmp_path, model)
-    trial = _Trial(trainer, model, window, LossReduction(unit=LABELS), torch.device("cpu"))
-    trial.device = torch.device("cuda")
+    probe = _Probe(trainer, model, window, LossReduction(unit=LABELS), torch.device("cpu"))
+    probe.device = torch.device("cuda")
     if ignored == -100:
-        assert trial._unit() == SHIFTED_LABELS
+        assert probe._detect_unit() == SHIFTED_LABELS
     else:
-        # A GPU would stop at an index out of bounds.
+        # An index out of bounds is a device-side assert on a GPU.
         with pytest.raises(IndexError, match="nll_loss_forward gets the label -100 as an index"):
-            trial._unit()
+            probe._detect_unit()
 
 
 @pytest.mark.parametrize("normalization", ["exact", "transformers"])
-def test_a_device_that_dies_in_a_trial_ends_the_training(tmp_path: Path, normalization: str) -> None:
+def test_a_device_failure_in_a_probe_ends_the_training(tmp_path: Path, normalization: str) -> None:
     class Dies(KeywordClassifier):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
             if not self.training:
@@ -286,7 +291,7 @@ def test_a_device_that_dies_in_a_trial_ends_the_training(tmp_path: Path, normali
         warnings_of(tmp_path, Dies(), vector_rows(ROWS), normalization=normalization)
 
 
-def test_no_operator_of_a_trial_gets_an_ignored_label_as_an_index() -> None:
+def test_no_operator_of_a_probe_gets_an_ignored_label_as_an_index() -> None:
     labels, rows = torch.tensor([1, -100]), torch.rand(2, 200)
     for take in (
         lambda: rows.gather(1, labels[:, None]),
@@ -302,7 +307,7 @@ def test_no_operator_of_a_trial_gets_an_ignored_label_as_an_index() -> None:
 
 
 class Draws(NoisyClassifier):
-    """Draws from every generator, and counts its forward passes."""
+    """A model that draws from each generator and records its forward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,12 +319,12 @@ class Draws(NoisyClassifier):
         return super().forward(x, labels)
 
 
-def test_finding_out_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_detection_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> Any:
         random.seed(0)
         np.random.seed(0)
         trainer = trained(tmp_path, seeded(Draws), vector_rows(8), (2, 2), "transformers", max_steps=4)
-        return trainer, [one.clone() for one in trainer.model.state_dict().values()]
+        return trainer, [tensor.clone() for tensor in trainer.model.state_dict().values()]
 
     with warnings_logged("Draws takes num_items_in_batch") as texts:
         tried, state = run()
@@ -333,7 +338,7 @@ def test_finding_out_changes_no_number(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(map(torch.equal, state, same_state))
 
 
-class OwnLoss(Trainer):
+class OverriddenLoss(Trainer):
     counts: ClassVar[list[float]] = []
     reduction = "sum"
 
@@ -348,34 +353,36 @@ class OwnLoss(Trainer):
 
 
 @pytest.mark.parametrize("normalization", ["transformers", "exact"])
-def test_a_loss_of_the_scripts_decides_by_itself(tmp_path: Path, normalization: str) -> None:
-    OwnLoss.counts.clear()
+def test_an_overridden_loss_is_not_changed(tmp_path: Path, normalization: str) -> None:
+    OverriddenLoss.counts.clear()
     rows, model = vector_rows(16), Draws()
-    assert not warnings_of(tmp_path, model, rows, kind=OwnLoss, normalization=normalization, max_steps=2)
-    # With "exact" it is tried whether it is a mean.
+    assert not warnings_of(tmp_path, model, rows, kind=OverriddenLoss, normalization=normalization, max_steps=2)
+    # Only "exact" probes for a mean.
     assert model.passes == [False] * (2 if normalization == "exact" else 0) + [True] * 8
-    assert set(map(float, OwnLoss.counts)) == {8.0}
+    assert set(map(float, OverriddenLoss.counts)) == {8.0}
 
 
-def test_a_loss_that_takes_the_count_and_returns_a_mean_is_refused_too(tmp_path: Path) -> None:
-    class Mean(OwnLoss):
+def test_an_overridden_loss_with_the_count_that_returns_a_mean_is_refused(tmp_path: Path) -> None:
+    class Mean(OverriddenLoss):
         reduction = "mean"
 
     with pytest.raises(ValueError, match="Mean, whose compute_loss takes num_items_in_batch and returns a mean"):
         trained(tmp_path, KeywordClassifier(), vector_rows(ROWS), (2, 4), kind=Mean)
 
 
-def test_questions_whose_answers_lie_behind_the_tokens_do_not_count(tmp_path: Path) -> None:
+def test_spans_after_the_last_token_do_not_count(tmp_path: Path) -> None:
     def model() -> Any:
         return transformers.BertForQuestionAnswering(tiny_bert_config(**WITHOUT_DROPOUT, num_labels=2))
 
-    places = (0, 9, 9, 9, 2, 0, 1, 2)
-    rows = [{"input_ids": torch.arange(3), "start_positions": at, "end_positions": at} for at in places]
-    found = [seen_of(trained(tmp_path, seeded(model), rows, one, max_steps=1)) for one in ((8, 1), (2, 4))]
-    torch.testing.assert_close(*found, rtol=2e-5, atol=1e-6)
+    positions = (0, 9, 9, 9, 2, 0, 1, 2)
+    rows = [{"input_ids": torch.arange(3), "start_positions": at, "end_positions": at} for at in positions]
+    results = [
+        losses_and_weights(trained(tmp_path, seeded(model), rows, layout, max_steps=1)) for layout in ((8, 1), (2, 4))
+    ]
+    torch.testing.assert_close(*results, rtol=2e-5, atol=1e-6)
 
 
-def test_a_loss_that_takes_no_count_is_refused_before_training(tmp_path: Path) -> None:
+def test_an_overridden_loss_without_the_count_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning, match="num_items_in_batch"):
 
         class Mean(Trainer):
@@ -396,12 +403,13 @@ def test_a_micro_batch_without_labels_weighs_nothing(tmp_path: Path) -> None:
     rows = vector_rows(8)
     for row in rows[:4]:
         row["labels"] = -100
-    found = [
-        seen_of(trained(tmp_path, seeded(KeywordClassifier), rows, one, max_steps=2, logging_nan_inf_filter=False))
-        for one in ((8, 1), (2, 4))
+    settings = {"max_steps": 2, "logging_nan_inf_filter": False}
+    results = [
+        losses_and_weights(trained(tmp_path, seeded(KeywordClassifier), rows, layout, **settings))
+        for layout in ((8, 1), (2, 4))
     ]
-    assert all(np.isfinite(found[0]["losses"]))
-    torch.testing.assert_close(*found, rtol=2e-5, atol=1e-6)
+    assert all(np.isfinite(results[0]["losses"]))
+    torch.testing.assert_close(*results, rtol=2e-5, atol=1e-6)
 
 
 def test_evaluations_during_an_exact_training_are_means(tmp_path: Path) -> None:
@@ -421,13 +429,13 @@ def test_evaluations_during_an_exact_training_are_means(tmp_path: Path) -> None:
     assert len(losses[0]) > 1
 
 
-def test_each_training_finds_out_for_itself(tmp_path: Path) -> None:
+def test_each_training_detects_the_reduction(tmp_path: Path) -> None:
     trainer = trained(tmp_path, tiny_bert_classifier(), token_rows(ROWS), (2, 2))
     assert trainer.session.loss_reduction == LossReduction(is_exact=True, divides=False)
     assert trainer.session.next().loss_reduction is UNKNOWN
 
 
-def test_memory_that_runs_out_while_the_head_is_tried_is_an_error(tmp_path: Path) -> None:
+def test_an_out_of_memory_error_in_a_probe_is_raised(tmp_path: Path) -> None:
     class RunsOut(KeywordClassifier):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             if not self.training:

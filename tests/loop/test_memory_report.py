@@ -13,21 +13,21 @@ from tests.scenarios.trainers import quiet_trainer
 MIB = 2**20
 
 
-def test_what_a_stage_keeps_and_what_it_only_held_for_a_while_are_told_apart() -> None:
+def test_allocated_and_peak_memory_of_a_stage_are_separate() -> None:
     report, metrics = MemoryReport(True), {}
     report.start("init")
     report.stop("init")
     with report.measure("train"):
-        kept = torch.ones(60 * MIB // 4)
-        passing = torch.ones(100 * MIB // 4)
-        del passing
+        lasting = torch.ones(60 * MIB // 4)
+        temporary = torch.ones(100 * MIB // 4)
+        del temporary
         report.stop("train", metrics)
-    assert kept.numel()
+    assert lasting.numel()
     assert 50 * MIB < metrics["train_mem_cpu_alloc_delta"] < 90 * MIB
     assert metrics["train_mem_cpu_peaked_delta"] > 60 * MIB
 
 
-def test_a_stage_within_another_one_is_part_of_it() -> None:
+def test_a_stage_is_part_of_its_outer_stage() -> None:
     report = MemoryReport(True)
     inner: dict[str, Any] = {}
     outer: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def test_a_stage_within_another_one_is_part_of_it() -> None:
     assert not inner and "train_mem_cpu_alloc_delta" in outer
 
 
-def test_a_stage_that_fails_does_not_swallow_the_next_one() -> None:
+def test_the_stage_after_a_failed_stage_is_reported() -> None:
     report, metrics = MemoryReport(True), {}
     with pytest.raises(KeyError), report.measure("train"):
         raise KeyError

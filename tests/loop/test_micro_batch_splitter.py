@@ -1,4 +1,4 @@
-"""What `auto_micro_batch` does when memory runs out in a window."""
+"""`auto_micro_batch` in windows that run out of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from littrainer import Trainer
 from littrainer.data.packing import PackedCollator
-from littrainer.loop.micro_batch_splitter import _average
+from littrainer.loop.micro_batch_splitter import _all_reduce_gradients
 from tests.faults.memory import OUT_OF_MEMORY, Fault, seen_of, trained
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows
@@ -45,33 +45,33 @@ def test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_ou
 
 
 class Backward(torch.autograd.Function):
-    """Calls a function in the backward pass, and holds it until what was computed is let go of."""
+    """An operation that calls a function in the backward pass and refers to it while the graph exists."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, called: Callable[[], None]) -> torch.Tensor:
-        ctx.called = called
+    def forward(ctx: Any, logits: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
+        ctx.function = function
         return logits.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        ctx.called()
+        ctx.function()
         return gradient, None
 
 
-class Room(VectorClassifier):
-    """Holds so many rows at once in backward passes, and adds up in a buffer what rows it has seen."""
+class SmallMemory(VectorClassifier):
+    """A model with memory for `room` rows in backward passes that counts rows in a buffer."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
         self.register_buffer("seen", torch.zeros(()))
         self.sizes: list[int] = []
-        self.held: list[weakref.ref[Any]] = []
+        self.references: list[weakref.ref[Any]] = []
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().logits(x)
-        assert all(one() is None for one in self.held), "what was computed before is still there"
+        assert all(reference() is None for reference in self.references), "the failed graph is not freed"
         self.sizes.append(len(x))
         self.seen += len(x)
 
@@ -79,7 +79,7 @@ class Room(VectorClassifier):
             if len(x) > self.room:
                 raise torch.cuda.OutOfMemoryError(OUT_OF_MEMORY)
 
-        self.held = [weakref.ref(run_out)]
+        self.references = [weakref.ref(run_out)]
         return Backward.apply(super().logits(x), run_out)
 
 
@@ -92,23 +92,24 @@ def run_out(folder: Path, model: Any, **changes: Any) -> Trainer:
     return trainer
 
 
-def test_the_size_found_is_kept_and_told_once_and_buffers_and_generators_are_put_back(
+def test_a_smaller_size_is_used_from_then_on_with_a_single_warning_and_restored_buffers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     draws = []
     for room in (2, 5):
         with caplog.at_level(logging.WARNING):
-            trainer = run_out(tmp_path, Room(room), gradient_accumulation_steps=2)
+            trainer = run_out(tmp_path, SmallMemory(room), gradient_accumulation_steps=2)
         assert trainer.model.seen == 30
         draws.append(trainer.model.sizes)
-    # Five, three, two: a window is done from its beginning, and later ones in parts at once.
+    # The first window is rerun with five, three and two rows; later windows are split at once.
     assert draws == [[5, 3, *[2, 2, 1] * 6], [5] * 6]
-    (told,) = [one.getMessage() for one in caplog.records if "auto_micro_batch" in one.getMessage()]
-    assert "in optimizer step 1," in told and "2 of 5 rows with 6 elements each fit" in told
+    messages = [record.getMessage() for record in caplog.records]
+    (message,) = [text for text in messages if "auto_micro_batch" in text]
+    assert "in optimizer step 1," in message and "2 of 5 rows with 6 elements each fit" in message
 
 
-def test_a_buffer_that_forward_resizes_gets_its_former_shape_back(tmp_path: Path) -> None:
-    class Growing(Room):
+def test_the_shape_of_a_resized_buffer_is_restored(tmp_path: Path) -> None:
+    class Growing(SmallMemory):
         def __init__(self, room: int) -> None:
             super().__init__(room)
             self.register_buffer("rows_seen", torch.zeros(0))
@@ -121,24 +122,24 @@ def test_a_buffer_that_forward_resizes_gets_its_former_shape_back(tmp_path: Path
     assert run_out(tmp_path, Growing(2)).model.rows_seen.tolist() == [1] * 15
 
 
-def test_random_streams_go_on_as_if_memory_had_not_run_out(tmp_path: Path) -> None:
-    class Dropping(Room):
+def test_a_rerun_does_not_change_random_streams(tmp_path: Path) -> None:
+    class Dropping(SmallMemory):
         def logits(self, x: torch.Tensor) -> torch.Tensor:
-            # As many numbers for a row, however rows are split.
+            # Draws for each row, independent of the split.
             return super().logits(x + torch.stack([torch.rand(1) * self.training for _ in x]))
 
-    found = []
+    outcomes = []
     for room in (2, 5):
         torch.manual_seed(0)
         trainer = run_out(tmp_path, Dropping(room), gradient_accumulation_steps=2)
-        found.append({**seen_of(trainer), "next": torch.rand(1)})
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        outcomes.append({**seen_of(trainer), "next": torch.rand(1)})
+    torch.testing.assert_close(*outcomes, rtol=1e-5, atol=1e-6)
 
 
-def test_shorter_windows_take_as_many_rows_as_have_the_elements_that_fit(tmp_path: Path) -> None:
+def test_the_number_of_rows_depends_on_their_length(tmp_path: Path) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def note(model: Any, _: Any, inputs: dict[str, Any]) -> None:
+    def record(model: Any, _: Any, inputs: dict[str, Any]) -> None:
         rows, length = inputs["input_ids"].shape
         if model.training:
             sizes.append((rows, length))
@@ -146,34 +147,34 @@ def test_shorter_windows_take_as_many_rows_as_have_the_elements_that_fit(tmp_pat
             raise RuntimeError(OUT_OF_MEMORY)
 
     model = tiny_bert_classifier()
-    model.register_forward_pre_hook(note, with_kwargs=True)
+    model.register_forward_pre_hook(record, with_kwargs=True)
     lengths = [10] * 4 + [5] * 4 + [12] * 4
-    rows = [{"input_ids": [7] * length, "labels": place % 3} for place, length in enumerate(lengths)]
-    given = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
+    rows = [{"input_ids": [7] * length, "labels": index % 3} for index, length in enumerate(lengths)]
+    parameters = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
     arguments = {"auto_micro_batch": True, "max_steps": 3, "train_sampling_strategy": "sequential"}
-    trainer = quiet_trainer(tmp_path, model, given=given, **arguments)
+    trainer = quiet_trainer(tmp_path, model, given=parameters, **arguments)
     trainer.train()
     assert [size for size in sizes if size[0] * size[1] > 20] == [(4, 10)]
     assert sizes[-8:] == [(4, 10), (2, 10), (2, 10), (4, 5), *[(1, 12)] * 4]
 
 
-def test_a_resumed_training_begins_with_the_size_that_was_found(tmp_path: Path) -> None:
-    run_out(tmp_path, Room(2), save_strategy="steps", save_steps=2)
-    model = Room(2)
+def test_a_resumed_training_begins_with_the_smaller_size(tmp_path: Path) -> None:
+    run_out(tmp_path, SmallMemory(2), save_strategy="steps", save_steps=2)
+    model = SmallMemory(2)
     trainer = quiet_trainer(tmp_path, model, rows=40, auto_micro_batch=True, max_steps=3, per_device_train_batch_size=5)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert model.sizes == [2, 2, 1]
 
 
-def test_one_row_that_does_not_fit_is_an_error_of_the_same_kind_that_says_so(tmp_path: Path) -> None:
+def test_a_single_row_that_does_not_fit_is_an_error_of_the_same_type(tmp_path: Path) -> None:
     with pytest.raises(
         torch.cuda.OutOfMemoryError, match=r"auto_micro_batch: .* even with 1 row\(s\) of 6 elements.*CUDA out"
     ):
-        run_out(tmp_path, Room(0))
+        run_out(tmp_path, SmallMemory(0))
 
 
-def test_rows_that_do_not_fit_without_gradients_either_are_tried_in_smaller_numbers(tmp_path: Path) -> None:
-    class Small(Room):
+def test_the_probe_retries_with_fewer_rows(tmp_path: Path) -> None:
+    class Small(SmallMemory):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             if len(x) > self.room:
                 raise torch.cuda.OutOfMemoryError(OUT_OF_MEMORY)
@@ -183,15 +184,15 @@ def test_rows_that_do_not_fit_without_gradients_either_are_tried_in_smaller_numb
     assert trainer.model.sizes == [2, 2, 1]
 
 
-def test_another_error_is_not_tried_again(tmp_path: Path) -> None:
-    class Broken(Room):
+def test_another_error_is_not_retried(tmp_path: Path) -> None:
+    class Failing(SmallMemory):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             outputs = super().forward(x, labels)
             if self.training:
                 raise RuntimeError("something else")
             return outputs
 
-    model = Broken(9)
+    model = Failing(9)
     with pytest.raises(RuntimeError, match="something else"):
         run_out(tmp_path, model)
     assert model.sizes == [5]
@@ -221,13 +222,13 @@ class OnlyTrains(VectorClassifier):
         return super().forward(x, labels) if self.training else 1 / 0
 
 
-def with_beginnings(samples: list[Any]) -> dict[str, torch.Tensor]:
+def collate_with_offsets(samples: list[Any]) -> dict[str, torch.Tensor]:
     collator = PackedCollator(lambda rows: {"input_ids": torch.tensor([rows[0]["input_ids"]])}, 64, 0, flattens=True)
     return collator([[sample] for sample in samples])
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "words"),
+    ("model", "settings", "message"),
     [
         (Contrastive, {}, "Contrastive: its loss is neither a sum nor a mean"),
         (PartlyDivided, {}, "PartlyDivided: its loss is neither a sum nor a mean"),
@@ -237,34 +238,34 @@ def with_beginnings(samples: list[Any]) -> dict[str, torch.Tensor]:
         (VectorClassifier, {"given": {"lightning": {"strategy": "auto"}}}, "a strategy in lightning="),
         (
             tiny_bert_classifier,
-            {"given": {"train_dataset": Rows(token_rows(8)), "data_collator": with_beginnings}},
+            {"given": {"train_dataset": Rows(token_rows(8)), "data_collator": collate_with_offsets}},
             "entries of unequal length",
         ),
     ],
     ids=["contrastive", "partly divided", "weighted", "only trains", "training_step", "strategy", "unequal entries"],
 )
-def test_what_cannot_be_split_is_refused_before_the_first_step(
-    tmp_path: Path, model: Callable[[], Any], given: dict[str, Any], words: str
+def test_a_loss_that_cannot_be_split_is_refused_before_the_first_step(
+    tmp_path: Path, model: Callable[[], Any], settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"auto_micro_batch .*{words}"):
-        quiet_trainer(tmp_path, model(), auto_micro_batch=True, max_steps=1, **given).train()
+    with pytest.raises(ValueError, match=rf"auto_micro_batch .*{message}"):
+        quiet_trainer(tmp_path, model(), auto_micro_batch=True, max_steps=1, **settings).train()
 
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_without_a_failure_numbers_are_the_same_bit_for_bit(tmp_path: Path, bf16: bool) -> None:
-    found = []
+    outcomes = []
     for on in (False, True):
         torch.manual_seed(0)
-        given = {"train_dataset": Rows(tag_rows(24)), "data_collator": pad_tokens}
+        parameters = {"train_dataset": Rows(tag_rows(24)), "data_collator": pad_tokens}
         changes = {"gradient_accumulation_steps": 2, "max_steps": 3, "bf16": bf16}
-        trainer = quiet_trainer(tmp_path, tiny_bert_tagger(), given=given, auto_micro_batch=on, **changes)
+        trainer = quiet_trainer(tmp_path, tiny_bert_tagger(), given=parameters, auto_micro_batch=on, **changes)
         trainer.train()
-        found.append(seen_of(trainer))
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+        outcomes.append(seen_of(trainer))
+    torch.testing.assert_close(*outcomes, rtol=0, atol=0)
 
 
-def test_nothing_is_split_before_a_loss_has_shown_how_its_parts_add_up(tmp_path: Path) -> None:
-    class Late(Room):
+def test_nothing_is_split_before_the_reduction_is_known(tmp_path: Path) -> None:
+    class Late(SmallMemory):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             outputs = super().forward(x, labels)
             if not self.sizes:
@@ -280,7 +281,6 @@ def test_nothing_is_split_before_a_loss_has_shown_how_its_parts_add_up(tmp_path:
 
 def test_gradients_of_another_memory_layout_are_averaged_by_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_reduce(gradient: torch.Tensor, async_op: bool) -> Any:
-        # The memory of another process, which has the same values in order.
         assert gradient.is_contiguous()
         gradient.mul_(2)
         return SimpleNamespace(wait=lambda: None)
@@ -289,5 +289,5 @@ def test_gradients_of_another_memory_layout_are_averaged_by_their_values(monkeyp
     parameter = nn.Parameter(torch.zeros(2, 3))
     parameter.grad = torch.arange(6.0).reshape(3, 2).t()
     expected = parameter.grad.clone()
-    _average([parameter], 2)
+    _all_reduce_gradients([parameter], 2)
     assert torch.equal(parameter.grad, expected)

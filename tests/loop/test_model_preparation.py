@@ -24,34 +24,34 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class NewName(VectorClassifier):
-    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: Any = None, **choices: Any) -> None:
-        self.given = (activation_checkpointing_kwargs, choices)
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: Any = None, **options: Any) -> None:
+        self.keywords = (activation_checkpointing_kwargs, options)
 
 
 class OldName(VectorClassifier):
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
-        self.given = (gradient_checkpointing_kwargs, {})
+        self.keywords = (gradient_checkpointing_kwargs, {})
 
 
 class OldNameWithLayers(VectorClassifier):
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, every_n_layers: int = 1) -> None:
-        self.given = (gradient_checkpointing_kwargs, {"every_n_layers": every_n_layers})
+        self.keywords = (gradient_checkpointing_kwargs, {"every_n_layers": every_n_layers})
 
 
 KEYWORDS = {"use_reentrant": True, "every_n_layers": 3}
 
 
-def given_to(folder: Path, model: Any, **changes: Any) -> Any:
+def get_keywords(folder: Path, model: Any, **changes: Any) -> Any:
     enable_activation_checkpointing(model, quiet_arguments(folder, **changes))
-    return getattr(model, "given", None)
+    return getattr(model, "keywords", None)
 
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
-def test_the_choice_of_layers_is_told_apart_from_the_keywords_of_torch(tmp_path: Path, name: str) -> None:
-    given = given_to(tmp_path, NewName(), **{name: True, f"{name}_kwargs": KEYWORDS})
-    assert given == ({"use_reentrant": True}, {"every_n_layers": 3, "offload": False})
-    assert given_to(tmp_path, NewName(), **{name: True}) == (None, {"every_n_layers": 1, "offload": False})
-    assert given_to(tmp_path, NewName(), **{f"{name}_kwargs": KEYWORDS}) is None
+def test_options_for_layers_are_separated_from_the_keywords_of_torch(tmp_path: Path, name: str) -> None:
+    keywords = get_keywords(tmp_path, NewName(), **{name: True, f"{name}_kwargs": KEYWORDS})
+    assert keywords == ({"use_reentrant": True}, {"every_n_layers": 3, "offload": False})
+    assert get_keywords(tmp_path, NewName(), **{name: True}) == (None, {"every_n_layers": 1, "offload": False})
+    assert get_keywords(tmp_path, NewName(), **{f"{name}_kwargs": KEYWORDS}) is None
     assert KEYWORDS == {"use_reentrant": True, "every_n_layers": 3}
 
 
@@ -61,18 +61,18 @@ def test_an_impossible_choice_of_layers_is_refused_by_name(tmp_path: Path, layer
         quiet_trainer(tmp_path, gradient_checkpointing_kwargs={"every_n_layers": layers})
 
 
-def test_a_model_that_knows_the_old_name_gets_what_it_takes_and_a_warning(tmp_path: Path) -> None:
+def test_a_model_with_the_old_method_gets_its_keywords_with_a_warning(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"gradient_checkpointing": True}
     with pytest.warns(FutureWarning, match="OldName only has gradient_checkpointing_enable"):
-        given = given_to(
-            tmp_path, OldName(), gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}
-        )
-    assert given == ({"use_reentrant": True}, {})
+        torch_keywords = {"use_reentrant": True}
+        keywords = get_keywords(tmp_path, OldName(), **arguments, gradient_checkpointing_kwargs=torch_keywords)
+    assert keywords == ({"use_reentrant": True}, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        keywords: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": KEYWORDS}
-        assert given_to(tmp_path, OldNameWithLayers(), **keywords) == ({"use_reentrant": True}, {"every_n_layers": 3})
+        arguments["gradient_checkpointing_kwargs"] = KEYWORDS
+        assert get_keywords(tmp_path, OldNameWithLayers(), **arguments) == (torch_keywords, {"every_n_layers": 3})
         with pytest.raises(ValueError, match=r"every_n_layers=3.*OldName does not take"):
-            given_to(tmp_path, OldName(), **keywords)
+            get_keywords(tmp_path, OldName(), **arguments)
 
 
 def test_a_model_without_either_method_is_refused_by_name(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_keyword_that_checkpointing_does_not_take_is_refused_by_the_arguments_
 
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What a stand-in for liger-kernel was asked to do; the library itself needs a GPU."""
+    """Return the calls of a fake liger-kernel, since the library needs a GPU."""
     calls: list[dict[str, Any]] = []
     library, kernels = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
     kernels._apply_liger_kernel_to_instance = lambda **keywords: calls.append(keywords)  # type: ignore[attr-defined]
@@ -113,13 +113,13 @@ def test_the_kernels_that_the_config_names_are_put_into_the_model(
     tmp_path: Path, applied: list[dict[str, Any]]
 ) -> None:
     model = tiny_llama()
-    for is_asked_for in (False, True):
-        settings = {"use_liger_kernel": is_asked_for, "liger_kernel_config": {"rope": False}}
+    for is_enabled in (False, True):
+        settings = {"use_liger_kernel": is_enabled, "liger_kernel_config": {"rope": False}}
         language_trainer(tmp_path, model, **settings).train()
-        assert applied == [{"model": model, "rope": False}] * is_asked_for
+        assert applied == [{"model": model, "rope": False}] * is_enabled
 
 
-def test_a_model_that_is_none_of_transformers_is_left_alone_with_a_warning(
+def test_liger_does_not_change_other_models_and_warns(
     tmp_path: Path, applied: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -128,21 +128,21 @@ def test_a_model_that_is_none_of_transformers_is_left_alone_with_a_warning(
     assert "use_liger_kernel=True changes nothing" in caplog.text and "VectorClassifier" in caplog.text
 
 
-def test_an_evaluation_of_the_loss_alone_asks_for_no_logits(tmp_path: Path, applied: list[dict[str, Any]]) -> None:
-    asked: list[Any] = []
+def test_an_evaluation_of_the_loss_alone_skips_logits(tmp_path: Path, applied: list[dict[str, Any]]) -> None:
+    flags: list[Any] = []
     model = tiny_llama()
     forward = model.forward
 
     @functools.wraps(forward)
-    def noting(**inputs: Any) -> Any:
-        asked.append(inputs.pop("skip_logits", None))
+    def record(**inputs: Any) -> Any:
+        flags.append(inputs.pop("skip_logits", None))
         return forward(**inputs)
 
     trainer = language_trainer(tmp_path, model, use_liger_kernel=True)
-    model.forward = noting
+    model.forward = record
     trainer.evaluate()
     trainer.predict(trainer.eval_dataset)
-    assert set(asked[:2]) == {True} and set(asked[2:]) == {None}
+    assert set(flags[:2]) == {True} and set(flags[2:]) == {None}
 
 
 def test_a_missing_library_is_named_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_debug_without_transformers_says_what_to_install(tmp_path: Path, monkeyp
 
 TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
-# What the tokenizer has, what the model's config has, what its generation config has.
+# Tokens of the tokenizer, the model's config and its generation config.
 CASES: list[tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = [
     ({}, {}, {}),
     ({"eos_token": "[SEP]", "bos_token": "[CLS]"}, {}, {}),
@@ -191,11 +191,11 @@ def model_with(config: dict[str, Any], generation: dict[str, Any]) -> Any:
 
 
 def tokens_of(model: Any) -> list[Any]:
-    return [getattr(place, name) for place in (model.config, model.generation_config) for name in TOKENS]
+    return [getattr(config, name) for config in (model.config, model.generation_config) for name in TOKENS]
 
 
 @pytest.mark.parametrize(("tokenizer", "config", "generation"), CASES, ids=range(len(CASES)))
-def test_configs_get_the_special_tokens_that_transformers_gives_them(
+def test_configs_get_the_same_special_tokens_as_in_transformers(
     tokenizer: dict[str, str], config: dict[str, Any], generation: dict[str, Any]
 ) -> None:
     processing_class = tiny_tokenizer()
@@ -207,7 +207,7 @@ def test_configs_get_the_special_tokens_that_transformers_gives_them(
     assert tokens_of(ours) == tokens_of(theirs)
 
 
-def test_a_change_is_announced_and_agreement_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     model = model_with({}, {})
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = "[SEP]"

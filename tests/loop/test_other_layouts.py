@@ -1,4 +1,4 @@
-"""A training that is resumed with another batch size, accumulation or number of workers, in one process.
+"""Resumes with another batch size, accumulation or number of workers, in a single process.
 
 tests/faults/layouts.py tries random sequences of layouts, in several processes too.
 """
@@ -21,8 +21,8 @@ from tests.scenarios.data import Rows, Stream, vector_rows
 ROWS = 16
 
 
-def numbered(count: int = ROWS) -> list[Any]:
-    """Vectors that the trainer below knows by their indices, of two lengths."""
+def indexed_rows(count: int = ROWS) -> list[Any]:
+    """Return vectors with an index and one of two lengths."""
     return [{**row, "index": index, "input_ids": [0] * (1 + index % 2)} for index, row in enumerate(vector_rows(count))]
 
 
@@ -36,10 +36,10 @@ def part(
     folder: Path, steps: int = 0, dataset: Any = None, kind: type[NotingTrainer] = NotingTrainer, **changes: Any
 ) -> NotingTrainer:
     """Train up to a cut, or to the end, from the newest checkpoint."""
-    given = {"callbacks": [CutAfter(steps)], "data_collator": collate}
+    parameters = {"callbacks": [CutAfter(steps)], "data_collator": collate}
     settings: dict[str, Any] = {"remove_unused_columns": False, "save_strategy": "no", **changes}
-    data = Rows(numbered()) if dataset is None else dataset
-    trainer = noisy_trainer(folder, data, kind=kind, given=given, **settings)
+    data = Rows(indexed_rows()) if dataset is None else dataset
+    trainer = noisy_trainer(folder, data, kind=kind, given=parameters, **settings)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
     assert isinstance(trainer, NotingTrainer)
     return trainer
@@ -49,90 +49,85 @@ def indices(*trainers: NotingTrainer, epoch: int = 0) -> list[int]:
     return [index for trainer in trainers for number, index in trainer.rows if number == epoch]
 
 
-def test_steps_schedule_and_epochs_go_on_by_the_rows_that_were_trained(tmp_path: Path) -> None:
+def test_steps_schedule_and_epochs_follow_the_trained_rows(tmp_path: Path) -> None:
     part(tmp_path, 3)
     trainer = part(tmp_path, per_device_train_batch_size=2)
-    # Twelve of 32 rows in three steps, and ten more steps for the other twenty.
+    # Three steps for 12 of 32 rows, and ten steps for 20 rows.
     assert trainer.state.max_steps == trainer.state.global_step == 13
     logs = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
     assert [entry["epoch"] for entry in logs] == pytest.approx(
         [0.25, 0.5, 0.75, 0.875, 1, *(1 + step / 8 for step in range(1, 9))]
     )
-    # Behind the cut the rate is that of sixteen steps of the new size, of which the first six stand for twelve rows.
+    # After the cut the schedule has 16 steps of the new size, of which six replace the 12 trained rows.
     rates = [0.01 * (1 - step / 8) for step in range(3)] + [0.01 * (1 - step / 16) for step in range(6, 16)]
     assert [entry["learning_rate"] for entry in logs] == pytest.approx(rates)
     assert trainer.lr_scheduler.last_epoch == 16
 
 
-def test_a_number_of_steps_that_was_asked_for_stays(tmp_path: Path) -> None:
+def test_max_steps_is_preserved(tmp_path: Path) -> None:
     part(tmp_path, 6, max_steps=10)
     trainer = part(tmp_path, max_steps=10, per_device_train_batch_size=2)
     assert trainer.state.max_steps == trainer.state.global_step == 10
-    # Half of the second epoch was trained; four steps are its other half.
+    # The last four steps are half an epoch.
     assert trainer.state.epoch == 2 and trainer.lr_scheduler.last_epoch == 10
 
 
-def test_a_step_may_have_so_few_rows_that_the_epochs_are_more_than_steps_of_the_new_size_would_make(
-    tmp_path: Path,
-) -> None:
+def test_smaller_steps_can_increase_the_epochs(tmp_path: Path) -> None:
     part(tmp_path, 3, max_steps=8, per_device_train_batch_size=ROWS)
     trainer = part(tmp_path, max_steps=8, per_device_train_batch_size=4)
     assert trainer.state.global_step == 8 and trainer.state.epoch == pytest.approx(4.25)
 
 
 @pytest.mark.parametrize("changes", [{"per_device_train_batch_size": 6}, {"gradient_accumulation_steps": 2}], ids=str)
-def test_what_was_resumed_with_another_layout_is_resumed_exactly_with_the_same(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_second_resume_with_the_new_layout_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
     dataset = Rows(vector_rows(ROWS))
-    given = {"callbacks": [CutAfter(2)]}
-    noisy_trainer(tmp_path, dataset, given=given, save_strategy="no").train()
-    whole = noisy_trainer(tmp_path, dataset, **changes)
-    whole.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    noisy_trainer(tmp_path, dataset, given={"callbacks": [CutAfter(2)]}, save_strategy="no").train()
+    reference = noisy_trainer(tmp_path, dataset, **changes)
+    reference.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for step in (3, 5):
         resumed = noisy_trainer(tmp_path, dataset, **changes)
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        expected, found = outcome(whole), outcome(resumed)
-        assert found["step"] == expected["step"] and found["rates"] == expected["rates"]
-        assert all(torch.equal(value, found["weights"][name]) for name, value in expected["weights"].items())
-        assert found["logs"][-1] == expected["logs"][-1]
+        expected, result = outcome(reference), outcome(resumed)
+        assert result["step"] == expected["step"] and result["rates"] == expected["rates"]
+        assert all(torch.equal(value, result["weights"][name]) for name, value in expected["weights"].items())
+        assert result["logs"][-1] == expected["logs"][-1]
 
 
-def test_a_checkpoint_that_is_resumed_with_the_same_layout_is_resumed_as_before(tmp_path: Path) -> None:
+def test_a_resume_with_the_same_layout_is_exact(tmp_path: Path) -> None:
     assert differences_after_resuming(tmp_path, lambda: noisy_trainer(tmp_path, Rows(vector_rows(ROWS))), 3) == {}
 
 
-def test_an_order_that_was_sorted_in_batches_of_the_old_size_is_kept_for_the_rest_of_the_epoch(tmp_path: Path) -> None:
+def test_an_order_sorted_for_the_old_batch_size_is_used_until_the_end_of_the_epoch(tmp_path: Path) -> None:
     settings = {"train_sampling_strategy": "group_by_length"}
-    whole = part(tmp_path / "whole", **settings)
+    reference = part(tmp_path / "reference", **settings)
     folder = tmp_path / "cut"
     first = part(folder, 2, **settings)
     rest = part(folder, per_device_train_batch_size=2, **settings)
-    assert indices(first, rest) == indices(whole)
+    assert indices(first, rest) == indices(reference)
     assert sorted(indices(rest, epoch=1)) == list(range(ROWS))
 
 
-def test_an_epoch_that_was_over_is_not_gone_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_complete_epoch_is_not_continued(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"eval_strategy": "epoch"}
     part(tmp_path, 4, **settings)
     rest = part(tmp_path, per_device_train_batch_size=8, **settings)
     assert not indices(rest) and sorted(indices(rest, epoch=1)) == list(range(ROWS))
-    assert "Training goes on at the first row of epoch 1, and takes 6 optimizer steps in all." in caplog.text
+    assert "Training continues at the first row of epoch 1, and takes 6 optimizer steps in all." in caplog.text
     assert [entry["step"] for entry in rest.state.log_history if "eval_loss" in entry] == [4, 6]
 
 
-def test_as_many_rows_in_a_step_make_the_same_training_in_other_micro_batches(tmp_path: Path) -> None:
-    whole = part(tmp_path / "whole", global_batch_size=4)
+def test_other_micro_batches_with_the_same_global_batch_size_do_not_change_the_training(tmp_path: Path) -> None:
+    reference = part(tmp_path / "reference", global_batch_size=4)
     folder = tmp_path / "cut"
     part(folder, 3, global_batch_size=4)
     rest = part(folder, global_batch_size=4, per_device_train_batch_size=2)
     assert rest.args.gradient_accumulation_steps == 2
-    rates = [[entry.get("learning_rate") for entry in one.state.log_history[:8]] for one in (whole, rest)]
-    assert rates[0] == pytest.approx(rates[1]) and whole.state.max_steps == rest.state.max_steps == 8
+    rates = [[entry.get("learning_rate") for entry in run.state.log_history[:8]] for run in (reference, rest)]
+    assert rates[0] == pytest.approx(rates[1]) and reference.state.max_steps == rest.state.max_steps == 8
 
 
-class OwnBatches(Sampler[list[int]]):
-    """Batches that no sampler of rows stands behind."""
+class CustomBatchSampler(Sampler[list[int]]):
+    """A batch sampler without a sampler of rows."""
 
     def __init__(self, size: int) -> None:
         self.batch_size = size
@@ -144,30 +139,30 @@ class OwnBatches(Sampler[list[int]]):
         yield from (list(range(start, start + self.batch_size)) for start in range(0, ROWS, self.batch_size))
 
 
-class OwnBatchesTrainer(NotingTrainer):
+class CustomBatchesTrainer(NotingTrainer):
     def get_train_dataloader(self) -> Any:
-        batches = OwnBatches(self.args.per_device_train_batch_size)
+        batches = CustomBatchSampler(self.args.per_device_train_batch_size)
         return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate)
 
 
-def test_batches_that_are_not_known_to_be_formed_of_rows_are_counted_in_steps_with_a_warning(
+def test_batches_without_known_rows_are_counted_in_steps_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    part(tmp_path, 2, kind=OwnBatchesTrainer)
-    rest = part(tmp_path, kind=OwnBatchesTrainer, per_device_train_batch_size=8)
+    part(tmp_path, 2, kind=CustomBatchesTrainer)
+    rest = part(tmp_path, kind=CustomBatchesTrainer, per_device_train_batch_size=8)
     assert "Which rows were trained is not known of these batches." in caplog.text
     # Two steps of the new size are an epoch.
     assert rest.state.max_steps == 4 and not indices(rest)
 
 
-def test_another_accumulation_goes_on_by_micro_batches_where_no_rows_are_known(tmp_path: Path) -> None:
-    first = part(tmp_path, 3, kind=OwnBatchesTrainer)
-    rest = part(tmp_path, kind=OwnBatchesTrainer, gradient_accumulation_steps=2)
+def test_another_accumulation_counts_micro_batches_without_known_rows(tmp_path: Path) -> None:
+    first = part(tmp_path, 3, kind=CustomBatchesTrainer)
+    rest = part(tmp_path, kind=CustomBatchesTrainer, gradient_accumulation_steps=2)
     assert indices(first, rest) == list(range(ROWS)) and rest.state.max_steps == 6
 
 
 class StatefulLoader:
-    """A loader of the script's own, by the protocol of torchdata's StatefulDataLoader; its states name the next row."""
+    """A custom loader with the protocol of torchdata's StatefulDataLoader."""
 
     num_workers = 0
 
@@ -194,7 +189,7 @@ class StatefulLoader:
 
 class StatefulLoaderTrainer(NotingTrainer):
     def get_train_dataloader(self) -> Any:
-        self.stateful = StatefulLoader(numbered(), self.args.per_device_train_batch_size)
+        self.stateful = StatefulLoader(indexed_rows(), self.args.per_device_train_batch_size)
         return self.stateful
 
     def num_examples(self, dataloader: Any) -> int:
@@ -202,7 +197,7 @@ class StatefulLoaderTrainer(NotingTrainer):
 
 
 @pytest.mark.parametrize("size", [4, 3, 6])
-def test_a_loader_that_keeps_its_state_is_not_read_again(tmp_path: Path, size: int) -> None:
+def test_a_loader_with_state_is_not_read_again(tmp_path: Path, size: int) -> None:
     settings = {"kind": StatefulLoaderTrainer, "num_train_epochs": 1}
     first = part(tmp_path, 2, **settings)
     rest = part(tmp_path, per_device_train_batch_size=size, **settings)
@@ -212,30 +207,30 @@ def test_a_loader_that_keeps_its_state_is_not_read_again(tmp_path: Path, size: i
 
 @pytest.mark.parametrize("kind", [StreamWithState, Stream])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_goes_on_behind_the_rows_that_were_trained(tmp_path: Path, kind: Any, workers: int) -> None:
-    first = part(tmp_path, 3, kind(numbered(40)), max_steps=6)
-    stream = kind(numbered(40))
+def test_a_stream_continues_after_the_trained_rows(tmp_path: Path, kind: Any, workers: int) -> None:
+    first = part(tmp_path, 3, kind(indexed_rows(40)), max_steps=6)
+    stream = kind(indexed_rows(40))
     rest = part(tmp_path, 0, stream, max_steps=6, per_device_train_batch_size=5, dataloader_num_workers=workers)
     assert indices(first, rest) == list(range(27))
     if kind is StreamWithState and not workers:
-        # Three batches and the one that is collated ahead.
+        # Three batches and a prefetched batch.
         assert stream.rows_read == 20
 
 
 class UnequalFiles(Stream):
-    """The second worker has the last five rows."""
+    """A stream whose second worker has the last five rows."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from (self.rows[:-5], self.rows[-5:])[get_worker_info().id]
 
 
-def test_of_workers_with_unequal_parts_of_a_stream_each_goes_on_behind_its_own_rows(tmp_path: Path) -> None:
-    # The second worker ends with its second batch, which is short, and the first one goes on alone.
+def test_workers_with_unequal_parts_of_a_stream_continue_after_their_rows(tmp_path: Path) -> None:
+    # The second worker ends with its second batch, which is short.
     parts = [
         part(
             tmp_path,
             steps,
-            UnequalFiles(numbered(21)),
+            UnequalFiles(indexed_rows(21)),
             max_steps=8,
             dataloader_num_workers=2,
             per_device_train_batch_size=size,
@@ -245,47 +240,43 @@ def test_of_workers_with_unequal_parts_of_a_stream_each_goes_on_behind_its_own_r
     assert sorted(indices(*parts)) == list(range(21))
 
 
-def test_another_number_of_workers_that_read_a_stream_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_number_of_workers_for_a_stream_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for workers in (1, 2):
-        part(tmp_path, 2, Stream(numbered()), max_steps=4, dataloader_num_workers=workers)
+        part(tmp_path, 2, Stream(indexed_rows()), max_steps=4, dataloader_num_workers=workers)
     assert "The workers read the stream in 2 parts (1), so rows may be trained twice or left out" in caplog.text
 
 
-def test_callbacks_see_the_length_that_the_training_will_have(tmp_path: Path) -> None:
-    class Looks(TrainerCallback):
+def test_callbacks_see_the_new_length_of_the_training(tmp_path: Path) -> None:
+    class LengthRecorder(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.seen = state.max_steps, state.num_train_epochs
+            self.length = state.max_steps, state.num_train_epochs
 
     part(tmp_path, 3)
-    looks = Looks()
+    recorder = LengthRecorder()
     settings = {"remove_unused_columns": False, "save_strategy": "no", "per_device_train_batch_size": 8}
     trainer: Trainer = noisy_trainer(
-        tmp_path, Rows(numbered()), NotingTrainer, {"callbacks": [looks], "data_collator": collate}, **settings
+        tmp_path, Rows(indexed_rows()), NotingTrainer, {"callbacks": [recorder], "data_collator": collate}, **settings
     )
     output = trainer.train(resume_from_checkpoint=True)
-    assert looks.seen == (6, 2) and output.global_step == 6
+    assert recorder.length == (6, 2) and output.global_step == 6
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_streamed_dataset_goes_on_behind_its_rows_also_if_it_shuffles_in_a_buffer(
-    tmp_path: Path, shuffled: bool
-) -> None:
+def test_a_streamed_dataset_with_a_shuffle_buffer_continues_after_its_rows(tmp_path: Path, shuffled: bool) -> None:
     from datasets import Dataset
 
     def stream() -> Any:
-        columns = {"x": [row["x"].tolist() for row in numbered()], "labels": [0] * ROWS, "index": list(range(ROWS))}
+        columns = {"x": [row["x"].tolist() for row in indexed_rows()], "labels": [0] * ROWS, "index": list(range(ROWS))}
         rows = Dataset.from_dict(columns).to_iterable_dataset()
         return (rows.shuffle(seed=1, buffer_size=5) if shuffled else rows).with_format("torch")
 
-    whole = part(tmp_path / "whole", 0, stream(), max_steps=7)
+    reference = part(tmp_path / "reference", 0, stream(), max_steps=7)
     layouts = [{"steps": 2}, {"steps": 1, "per_device_train_batch_size": 3}, {"per_device_train_batch_size": 5}]
     parts = [part(tmp_path / "cut", dataset=stream(), max_steps=7, **layout) for layout in layouts]
-    assert indices(*parts) == indices(whole)
+    assert indices(*parts) == indices(reference)
 
 
-def test_a_report_names_the_rows_of_a_batch_of_an_epoch_that_was_resumed_with_another_layout(tmp_path: Path) -> None:
+def test_the_rows_of_a_batch_can_be_computed_after_a_resume_with_another_layout(tmp_path: Path) -> None:
     part(tmp_path, 2, num_train_epochs=1)
     rest = part(tmp_path, num_train_epochs=1, per_device_train_batch_size=2)
     windows = rest.training_run.windows

@@ -30,12 +30,12 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
     ],
     ids=str,
 )
-def test_errors_that_say_memory_ran_out_are_known(error: Exception, expected: bool) -> None:
+def test_out_of_memory_errors_are_detected(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
 class SmallMemory(VectorClassifier):
-    """Holds `room` samples; in evaluation mode too where `also_in_evaluation`."""
+    """A model with memory for `room` samples, in evaluation mode only if `also_in_evaluation`."""
 
     def __init__(self, room: int, also_in_evaluation: bool = False) -> None:
         super().__init__()
@@ -68,38 +68,44 @@ def test_the_batch_size_shrinks_by_a_tenth_until_it_fits_with_a_warning(
 
 
 def test_another_error_is_not_retried(tmp_path: Path) -> None:
-    class Broken(SmallMemory):
+    class Failing(SmallMemory):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             self.sizes.append(len(x))
             raise RuntimeError("something else")
 
-    model = Broken(0)
+    model = Failing(0)
     with pytest.raises(RuntimeError, match="something else"):
         quiet_trainer(tmp_path, model, auto_find_batch_size=True).train()
     assert model.sizes == [4]
 
 
-def test_when_not_even_one_sample_fits_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_single_sample_that_does_not_fit_has_advice(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, SmallMemory(0), auto_find_batch_size=True)
     with pytest.raises(RuntimeError, match=r"auto_find_batch_size: .*one sample.*activation_checkpointing"):
         trainer.train()
 
 
-def test_a_subclass_is_told_of_each_size_before_it_is_tried(tmp_path: Path) -> None:
+def test_a_subclass_is_notified_of_each_size_before_the_attempt(tmp_path: Path) -> None:
     model = SmallMemory(8)
 
-    class Told(Trainer):
-        told: ClassVar[list[Any]] = []
+    class SizeRecorder(Trainer):
+        sizes: ClassVar[list[Any]] = []
 
         def _update_auto_batch_size(self, batch_size: int) -> None:
-            self.told.append((batch_size, len(model.sizes)))
+            self.sizes.append((batch_size, len(model.sizes)))
             super()._update_auto_batch_size(batch_size)
 
     trainer = quiet_trainer(
-        tmp_path, model, rows=20, kind=Told, auto_find_batch_size=True, per_device_train_batch_size=10, max_steps=1
+        tmp_path,
+        model,
+        rows=20,
+        kind=SizeRecorder,
+        auto_find_batch_size=True,
+        per_device_train_batch_size=10,
+        max_steps=1,
     )
     trainer.train()
-    assert Told.told == [(10, 0), (9, 1), (8, 2)] and model.sizes == [10, 9, 8]
+    assert SizeRecorder.sizes == [(10, 0), (9, 1), (8, 2)] and model.sizes == [10, 9, 8]
     assert trainer.model_wrapped is model
 
 
@@ -117,7 +123,7 @@ def test_the_cache_is_emptied_in_every_so_many_optimizer_steps(
     assert len(calls) == expected
 
 
-def test_each_size_that_is_tried_leaves_the_samples_of_an_optimizer_step_as_they_are(tmp_path: Path) -> None:
+def test_each_attempted_size_preserves_the_samples_of_an_optimizer_step(tmp_path: Path) -> None:
     model = SmallMemory(5)
     trainer = quiet_trainer(
         tmp_path,
@@ -129,6 +135,6 @@ def test_each_size_that_is_tried_leaves_the_samples_of_an_optimizer_step_as_they
         num_train_epochs=1,
     )
     output = trainer.train()
-    # Of the sizes that divide twelve.
+    # Sizes that divide twelve.
     assert model.sizes == [12, 6, *[4] * 6]
     assert output.global_step == 2 and trainer.args.gradient_accumulation_steps == 3

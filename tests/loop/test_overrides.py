@@ -1,4 +1,4 @@
-"""Overrides that take less than today's calls give."""
+"""Overrides with earlier signatures, and overrides that are never called."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def losses_of(trainer: Trainer) -> list[Any]:
 LOGGING: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
 
 
-def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_path: Path) -> None:
-    def plain(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
+def test_a_method_with_an_earlier_signature_can_be_set_on_the_instance(tmp_path: Path) -> None:
+    def plain(self: Trainer, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
         outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
@@ -40,18 +40,18 @@ def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_p
         trainer.evaluate()
 
 
-def test_an_override_that_clips_a_part_of_the_model_leaves_no_gradient_in_the_rest(tmp_path: Path) -> None:
-    class OfAPart(Trainer):
+def test_all_gradients_are_cleared_if_an_override_clips_a_part_of_the_model(tmp_path: Path) -> None:
+    class ClipPart(Trainer):
         def _clip_grad_norm(self, model: Any) -> Any:
             return super()._clip_grad_norm(next(model.children()))
 
-    trainer = quiet_trainer(tmp_path, kind=OfAPart, max_steps=1)
+    trainer = quiet_trainer(tmp_path, kind=ClipPart, max_steps=1)
     trainer.train()
     assert len(list(trainer.model.children())) > 1
-    assert [one for one in trainer.model.parameters() if one.grad is not None] == []
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
-def test_parameters_that_are_given_by_place_may_have_other_names() -> None:
+def test_positional_parameters_can_have_other_names() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
 
@@ -79,67 +79,62 @@ STEP = Trainer.training_step
 METHODS = ("training_step", "evaluate", "predict", "prediction_step", "log", "_wrap_model", "_run_epoch")
 
 
-def noting(called: list[str]) -> Any:
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+def make_recorder(called: list[str]) -> Any:
+    def step(self: Trainer, *args: Any, **kwargs: Any) -> Any:
         called.append("step")
         return STEP(self, *args, **kwargs)
 
     return step
 
 
-def in_a_subclass_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    return type("Mine", (Trainer,), {"training_step": functools.wraps(STEP)(noting(called))})
+def subclass_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    return type("Mine", (Trainer,), {"training_step": functools.wraps(STEP)(make_recorder(called))})
 
 
-def on_the_class_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    patch.setattr(Trainer, "training_step", functools.wraps(STEP)(noting(called)))
+def patched_class_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    patch.setattr(Trainer, "training_step", functools.wraps(STEP)(make_recorder(called)))
     return Trainer
 
 
-def with_a_partial_method(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    patch.setattr(Trainer, "training_step", functools.partialmethod(noting(called)))
+def patched_class_with_partial_method(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    patch.setattr(Trainer, "training_step", functools.partialmethod(make_recorder(called)))
     return Trainer
 
 
-def of_a_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
-    mixin = type("Mixin", (), {"training_step": functools.wraps(STEP)(noting(called))})
+def subclass_of_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    mixin = type("Mixin", (), {"training_step": functools.wraps(STEP)(make_recorder(called))})
     return type("Mixed", (mixin, Seq2SeqTrainer), {})
 
 
 @pytest.mark.parametrize(
-    "made",
-    [
-        in_a_subclass_with_wraps,
-        on_the_class_with_wraps,
-        with_a_partial_method,
-        of_a_mixin,
-    ],
+    "make",
+    [subclass_with_wraps, patched_class_with_wraps, patched_class_with_partial_method, subclass_of_mixin],
 )
-def test_a_training_step_is_called_however_it_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., type[Trainer]]
+def test_any_form_of_an_overridden_training_step_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., type[Trainer]]
 ) -> None:
     called: list[str] = []
-    trainer = quiet_trainer(tmp_path, kind=made(called, monkeypatch), max_steps=2)
+    trainer = quiet_trainer(tmp_path, kind=make(called, monkeypatch), max_steps=2)
     trainer.train()
     assert called == ["step"] * 2
 
 
 @pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, type("Plain", (Seq2SeqTrainer,), {"log": Trainer.log})])
-def test_what_the_package_has_is_no_override(tmp_path: Path, kind: type[Trainer]) -> None:
+def test_methods_of_the_package_are_no_overrides(tmp_path: Path, kind: type[Trainer]) -> None:
     assert quiet_trainer(tmp_path, kind=kind)._find_overrides(*METHODS) == []
 
 
-def test_a_method_put_back_on_the_class_is_ours_again(tmp_path: Path) -> None:
-    with mock.patch.object(Trainer, "training_step", noting([])):
+def test_a_restored_method_is_no_override(tmp_path: Path) -> None:
+    with mock.patch.object(Trainer, "training_step", make_recorder([])):
         assert quiet_trainer(tmp_path).overrides_training_step()
     assert not quiet_trainer(tmp_path).overrides_training_step()
 
 
-def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
-    """An override that does nothing."""
+def nothing(self: Trainer, *args: Any, **kwargs: Any) -> None:
+    """Do nothing."""
 
 
-def test_overrides_that_are_never_called_are_one_error_at_construction_that_names_them_all(tmp_path: Path) -> None:
+def test_the_construction_error_names_all_overrides_that_are_never_called(tmp_path: Path) -> None:
     override = functools.wraps(Trainer.train)(nothing)
     mixin = type("Mixin", (), {"_build_accelerator_args": nothing})
     subclass = type("Mine", (mixin, Trainer), dict.fromkeys(("_run_epoch", "_prepare_for_training"), override))
@@ -149,12 +144,12 @@ def test_overrides_that_are_never_called_are_one_error_at_construction_that_name
         assert f"{name} ({NEVER_CALLED[name]})" in str(caught.value)
 
 
-def test_one_that_is_set_on_a_trainer_is_refused_when_it_trains(tmp_path: Path) -> None:
+def test_an_override_that_is_never_called_and_set_on_a_trainer_is_refused_at_its_training(tmp_path: Path) -> None:
     trainer: Any = quiet_trainer(tmp_path)
     trainer._run_epoch = types.MethodType(nothing, trainer)
     with pytest.raises(NotImplementedError, match="_run_epoch"):
         trainer.train()
 
 
-def test_no_method_that_is_refused_is_there_to_be_called() -> None:
+def test_the_trainer_has_no_method_that_is_never_called() -> None:
     assert [name for name in NEVER_CALLED if hasattr(Trainer, name)] == []

@@ -41,12 +41,12 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 
 def plans(trainers: tuple[Any, Any], loader: Any, accumulation: int, epochs: float, max_steps: int) -> list[Any]:
-    found = []
+    results = []
     for trainer in trainers:
         trainer.args.gradient_accumulation_steps = accumulation
         trainer.args.num_train_epochs, trainer.args.max_steps = epochs, max_steps
-        found.append(tuple(trainer.set_initial_training_values(trainer.args, loader)))
-    return found
+        results.append(tuple(trainer.set_initial_training_values(trainer.args, loader)))
+    return results
 
 
 @pytest.mark.parametrize(("rows", "accumulation", "epochs", "max_steps"), SIZES)
@@ -80,21 +80,21 @@ def test_fewer_samples_than_a_batch_are_named_as_the_reason_where_incomplete_bat
     assert not trainer.is_in_train
 
 
-def test_an_empty_loader_of_the_users_own_is_refused(tmp_path: Path) -> None:
+def test_an_empty_custom_loader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty"):
         plan_training(quiet_trainer(tmp_path), [], 8, len)
 
 
-# Epochs, max_steps, steps ahead, and the epochs and steps of the plan behind a resume; an epoch has five steps.
-BEHIND = [(3, -1, 2, 3, 17), (1.5, -1, -3, 2, 5), (3, 12, 4, 2, 12), (3, 12, -4, 4, 12), (3, 12, 0, 3, 12)]
+# Epochs, max_steps, surplus steps, and the epochs and steps after a resume; an epoch has five steps.
+SURPLUS = [(3, -1, 2, 3, 17), (1.5, -1, -3, 2, 5), (3, 12, 4, 2, 12), (3, 12, -4, 4, 12), (3, 12, 0, 3, 12)]
 
 
-@pytest.mark.parametrize(("epochs", "max_steps", "steps_ahead", "epochs_behind", "steps_behind"), BEHIND)
-def test_a_plan_counts_steps_of_another_size_that_were_taken_before(
-    trainers: tuple[Any, Any], epochs: float, max_steps: int, steps_ahead: int, epochs_behind: int, steps_behind: int
+@pytest.mark.parametrize(("epochs", "max_steps", "surplus_steps", "new_epochs", "new_steps"), SURPLUS)
+def test_a_plan_includes_surplus_steps(
+    trainers: tuple[Any, Any], epochs: float, max_steps: int, surplus_steps: int, new_epochs: int, new_steps: int
 ) -> None:
     trainer, _ = trainers
     loader: Any = DataLoader(Rows(vector_rows(18)), batch_size=4)
     plans(trainers, loader, 1, epochs, max_steps)
-    plan = trainer.set_initial_training_values(trainer.args, loader).behind(steps_ahead, trainer.args)
-    assert (plan.num_train_epochs, plan.max_steps) == (epochs_behind, steps_behind)
+    plan = trainer.set_initial_training_values(trainer.args, loader).add_surplus_steps(surplus_steps, trainer.args)
+    assert (plan.num_train_epochs, plan.max_steps) == (new_epochs, new_steps)

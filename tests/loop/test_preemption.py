@@ -1,4 +1,4 @@
-"""Agreement of several processes on the optimizer step at which they stop."""
+"""Synchronization of the optimizer step at which several processes stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-# Two processes take the same steps; one of them is told to stop in the middle of its third.
+# The second of two processes receives a signal in its third step.
 PROCESS = """
 import json, signal, sys
 import torch.distributed as dist
@@ -23,7 +23,6 @@ preemption = Preemption([signal.SIGUSR1, signal.SIGTERM])
 preemption.start()
 for step in range(1, 7):
     if rank == 1 and step == 3:
-        # In this thread, which answers it before it goes on.
         signal.raise_signal(signal.SIGUSR1)
     dist.barrier()
     preemption.agree()
@@ -35,7 +34,7 @@ end_process()
 """
 
 
-def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: Path) -> None:
+def test_a_signal_to_a_single_process_stops_both_at_the_same_step(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, str(rank), str(tmp_path / "rendezvous")],

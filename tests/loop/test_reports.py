@@ -63,7 +63,7 @@ def test_the_printed_table_is_that_of_transformers(
     assert printed[0] == printed[1] != ""
 
 
-# transformers raises at each of these.
+# Values for which transformers raises.
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
@@ -75,7 +75,7 @@ def test_the_printed_table_is_that_of_transformers(
         ("eval_mem_share", 0.123456, "0.1235"),
     ],
 )
-def test_values_that_a_name_does_not_fit_are_printed_as_they_are(
+def test_unexpected_values_are_printed_unchanged(
     capsys: pytest.CaptureFixture[str], name: str, value: Any, shown: str
 ) -> None:
     reports.print_metrics("eval", {name: value, "wider": "w" * 20})
@@ -108,7 +108,7 @@ def test_other_processes_neither_print_nor_write(
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
-def test_a_file_of_all_results_that_is_damaged_is_named_and_left_as_it_is(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_of_all_results_is_named_and_not_changed(tmp_path: Path, content: str) -> None:
     (tmp_path / "all_results.json").write_text(content)
     with pytest.raises(ValueError, match=r"all_results\.json holds no metrics .*Mend it, or move it away"):
         reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.5}, combined=True)

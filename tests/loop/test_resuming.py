@@ -23,15 +23,15 @@ from tests.scenarios.trainers import quiet_trainer
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
 
 
-def broken_off(folder: Path, step: int, **changes: Any) -> str:
+def train_up_to(folder: Path, step: int, **changes: Any) -> str:
     """Train up to a step and return its checkpoint."""
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step == step
 
-    given = {"callbacks": [Stop()], **changes.pop("given", {})}
-    quiet_trainer(folder, **{**SAVING, "rows": 18, "num_train_epochs": 2, **changes}, given=given).train()
+    parameters = {"callbacks": [Stop()], **changes.pop("given", {})}
+    quiet_trainer(folder, **{**SAVING, "rows": 18, "num_train_epochs": 2, **changes}, given=parameters).train()
     return str(folder / f"checkpoint-{step}")
 
 
@@ -41,15 +41,15 @@ def resumed(folder: Path, checkpoint: str | bool, **changes: Any) -> Trainer:
     return trainer
 
 
-def without_record(checkpoint: str) -> str:
-    """Make a checkpoint one of transformers', which has no record of ours."""
+def delete_record(checkpoint: str) -> str:
+    """Delete the files that a checkpoint of transformers does not have."""
     for file in Path(checkpoint).glob("littrainer_*"):
         file.unlink()
     return checkpoint
 
 
-def test_the_record_is_read_without_running_code_and_says_where_training_goes_on(tmp_path: Path) -> None:
-    record = load_tensors(Path(broken_off(tmp_path, 7)) / RESUME_RECORD_NAME)
+def test_the_record_is_loaded_without_running_code_and_has_the_position(tmp_path: Path) -> None:
+    record = load_tensors(Path(train_up_to(tmp_path, 7)) / RESUME_RECORD_NAME)
     assert record["position"] == {"epoch": 1, "micro_batches": 2, "epoch_end_is_due": False}
     assert record["sizes"]["epoch_length"] == 5 and record["arguments"]["per_device_train_batch_size"] == 4
 
@@ -66,7 +66,7 @@ IN_RECORD = "(from littrainer_resume.pt)"
 
 @pytest.mark.parametrize("as_transformers", [False, True])
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "parts"),
     [
         (
             {"per_device_train_batch_size": 2},
@@ -79,7 +79,7 @@ IN_RECORD = "(from littrainer_resume.pt)"
             {"gradient_accumulation_steps": 2},
             [
                 f"gradient_accumulation_steps: 2 (from args) != 1 {IN_RECORD}",
-                "behind the 12 rows of epoch 0 that were trained, and takes 7 optimizer steps in all",
+                "after the 12 rows of epoch 0 that were trained, and takes 7 optimizer steps in all",
             ],
         ),
         ({"rows": 30}, ["8 micro-batches per epoch (5)", "30 training samples (18)"]),
@@ -95,21 +95,21 @@ IN_RECORD = "(from littrainer_resume.pt)"
     ],
     ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
 )
-def test_what_differs_from_the_training_that_wrote_the_checkpoint_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], words: list[str], as_transformers: bool
+def test_a_single_warning_has_all_differences_from_the_training_that_wrote_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], parts: list[str], as_transformers: bool
 ) -> None:
-    checkpoint = broken_off(tmp_path, 3)
+    checkpoint = train_up_to(tmp_path, 3)
     if as_transformers:
-        without_record(checkpoint)
-        # Its trainer state tells of these only.
-        words = [word for word in words if "trainer_state.json" in word]
-        if not words:
+        delete_record(checkpoint)
+        # Differences that follow from the trainer state.
+        parts = [part for part in parts if "trainer_state.json" in part]
+        if not parts:
             return
     caplog.clear()
     resumed(tmp_path, checkpoint, **changes)
     assert caplog.text.count("written by another training") == 1
-    for word in words:
-        assert word in caplog.text
+    for part in parts:
+        assert part in caplog.text
 
 
 @pytest.mark.parametrize("as_transformers", [False, True])
@@ -125,30 +125,30 @@ def test_what_differs_from_the_training_that_wrote_the_checkpoint_is_said_once(
 def test_the_same_training_is_resumed_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], as_transformers: bool
 ) -> None:
-    checkpoint = broken_off(tmp_path, 4, **changes)
+    checkpoint = train_up_to(tmp_path, 4, **changes)
     if as_transformers:
-        without_record(checkpoint)
+        delete_record(checkpoint)
     caplog.clear()
     resumed(tmp_path, checkpoint, **changes)
     assert "another training" not in caplog.text
 
 
-def test_a_stream_is_no_other_data_because_training_is_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = {"train_dataset": Stream(vector_rows(18))}
-    checkpoint = broken_off(tmp_path, 7, given=given, max_steps=8)
+def test_a_longer_training_on_a_stream_has_the_same_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parameters = {"train_dataset": Stream(vector_rows(18))}
+    checkpoint = train_up_to(tmp_path, 7, given=parameters, max_steps=8)
     caplog.clear()
     with caplog.at_level("INFO", "littrainer"):
-        trainer = resumed(tmp_path, checkpoint, given=given, max_steps=9)
+        trainer = resumed(tmp_path, checkpoint, given=parameters, max_steps=9)
     assert f"max_steps: 9 (from args) != 8 {IN_RECORD}" in caplog.text and "micro-batches per epoch" not in caplog.text
-    # The second pass over the stream's five batches goes on, and is not begun anew.
+    # The second epoch over the stream's five batches continues.
     assert trainer.state.epoch == pytest.approx(1 + 4 / 9)
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 2}, {"num_train_epochs": 0.4}], ids=str)
-def test_a_training_that_is_finished_says_that_no_step_is_left(
+def test_the_resume_of_a_finished_training_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
 ) -> None:
-    checkpoint = broken_off(tmp_path, 3)
+    checkpoint = train_up_to(tmp_path, 3)
     output = quiet_trainer(tmp_path, rows=18, **changes).train(resume_from_checkpoint=checkpoint)
     assert output.global_step == 3 and "train_loss" in output.metrics
     assert "No step is left" in caplog.text and "has 3 optimizer steps" in caplog.text
@@ -173,16 +173,18 @@ def falling() -> dict[str, Any]:
     return {"compute_metrics": lambda _: {"quality": next(values)}}
 
 
+def constant(quality: float) -> dict[str, Any]:
+    return {"compute_metrics": lambda _: {"quality": quality}}
+
+
 @pytest.mark.parametrize("copied", [False, True], ids=["moved", "copied"])
-def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path, copied: bool) -> None:
+def test_the_best_checkpoint_is_found_after_the_run_was_moved(tmp_path: Path, copied: bool) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    broken_off(old, 3, given=falling(), **BEST)
+    train_up_to(old, 3, given=falling(), **BEST)
     shutil.copytree(old, new)
     if not copied:
         shutil.rmtree(old)
-    left = iter([-10.0] * 20)
-    given = {"compute_metrics": lambda _: {"quality": next(left)}}
-    trainer = resumed(new, True, given=given, save_total_limit=1, **BEST)
+    trainer = resumed(new, True, given=constant(-10.0), save_total_limit=1, **BEST)
     assert trainer.state.best_model_checkpoint == str(new / "checkpoint-1")
     assert [path.name for path in new.glob("checkpoint-*")] == ["checkpoint-1"]
     weights = resumed_weights(str(new / "checkpoint-1"))
@@ -191,40 +193,36 @@ def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path,
 
 def test_a_best_checkpoint_in_another_folder_is_no_reason_to_delete_all_here(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    checkpoint = broken_off(old, 3, given=falling(), **BEST)
-    left = iter([-10.0] * 20)
-    given = {"compute_metrics": lambda _: {"quality": next(left)}}
-    trainer = resumed(new, checkpoint, given=given, save_total_limit=1, **BEST)
+    checkpoint = train_up_to(old, 3, given=falling(), **BEST)
+    trainer = resumed(new, checkpoint, given=constant(-10.0), save_total_limit=1, **BEST)
     assert trainer.state.best_model_checkpoint == str(old / "checkpoint-1")
     assert (new / f"checkpoint-{trainer.state.global_step}").is_dir()
 
 
-def test_a_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoint = broken_off(tmp_path, 3, given=falling(), **BEST)
+def test_a_deleted_best_checkpoint_is_ignored_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = train_up_to(tmp_path, 3, given=falling(), **BEST)
     shutil.rmtree(tmp_path / "checkpoint-1")
     trainer = resumed(tmp_path, checkpoint, given=falling(), **BEST)
     assert "checkpoint-1, is gone" in caplog.text
     assert trainer.state.best_model_checkpoint is None and trainer.state.best_metric == 9
 
 
-def test_an_evaluation_of_the_epoch_that_the_checkpoint_was_written_in_is_made_after_a_resume(tmp_path: Path) -> None:
+def test_a_due_evaluation_at_the_end_of_an_epoch_is_run_after_a_resume(tmp_path: Path) -> None:
     settings = {"eval_strategy": "epoch", "logging_strategy": "no"}
-    checkpoint = broken_off(tmp_path, 5, **settings)
+    checkpoint = train_up_to(tmp_path, 5, **settings)
     steps = [
         entry["step"] for entry in resumed(tmp_path, checkpoint, **settings).state.log_history if "eval_loss" in entry
     ]
     assert steps == [5, 10]
 
 
-def test_a_stop_at_the_evaluation_that_was_due_ends_the_training(tmp_path: Path) -> None:
+def test_a_stop_at_the_due_evaluation_ends_the_training(tmp_path: Path) -> None:
     class StopAtEvaluation(TrainerCallback):
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = True
 
     settings = {"eval_strategy": "epoch"}
-    checkpoint = broken_off(tmp_path, 5, **settings)
+    checkpoint = train_up_to(tmp_path, 5, **settings)
     trainer = resumed(tmp_path, checkpoint, given={"callbacks": [StopAtEvaluation()]}, **settings)
     assert trainer.state.global_step == 5
 
@@ -238,16 +236,12 @@ def test_auto_resumes_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
     assert (trained("auto"), trained("auto")) == (0, 3)
     (tmp_path / "run" / "checkpoint-3" / "optimizer.pt").unlink()
     assert trained(None, resume_from_checkpoint="auto") == 2
-    # Who says that it begins, begins.
     assert trained(False, resume_from_checkpoint="auto") == 0
     assert trained(None, resume_from_checkpoint=True) == 0
 
 
-def test_a_script_that_is_started_again_goes_on_from_what_it_wrote_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_script_resumes_from_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*folders: str) -> list[int]:
-        # The script's trainings are numbered in the order in which they begin.
         monkeypatch.setattr(distributed_resume, "_trainings", itertools.count())
         first_steps = []
         for folder in folders:
@@ -256,28 +250,28 @@ def test_a_script_that_is_started_again_goes_on_from_what_it_wrote_itself(
             first_steps.append(trainer.session.first_step)
         return first_steps
 
-    # Not what an earlier run has left in the folder.
+    # Checkpoints of an earlier run are ignored.
     assert started("run") == [0]
     monkeypatch.setenv(environment.REPORTS, f"{os.getppid()}:{tmp_path}")
     monkeypatch.setenv(environment.TRAININGS, str(tmp_path / "trainings.json"))
     assert started("run") == [0]
-    # A folder may be named by the time, and a further training begins.
+    # Names of folders may contain the time.
     assert started("run at noon", "second") == [2, 0]
     assert started("run at one", "second") == [2, 2]
-    # A program that the script starts is not started again.
+    # A program that the script starts is not restarted.
     monkeypatch.setenv(environment.REPORTS, f"1:{tmp_path}")
     assert started("run") == [0]
 
 
-@pytest.mark.parametrize("is_at_address", [False, True])
-def test_a_script_that_is_started_again_does_not_take_an_older_run_for_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_address: bool
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_restarted_script_ignores_an_older_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool
 ) -> None:
-    place = f"file://{tmp_path}/there" if is_at_address else str(tmp_path / "run")
+    folder = f"file://{tmp_path}/there" if is_remote else str(tmp_path / "run")
 
     def started(is_interrupted: bool = False) -> int:
         monkeypatch.setattr(distributed_resume, "_trainings", itertools.count())
-        trainer = quiet_trainer(place, max_steps=2, save_strategy="steps", save_steps=1)
+        trainer = quiet_trainer(folder, max_steps=2, save_strategy="steps", save_steps=1)
         if is_interrupted:
             trainer.add_callback(Interrupted())
         trainer.train()
@@ -295,29 +289,29 @@ def test_a_script_that_is_started_again_does_not_take_an_older_run_for_its_own(
     monkeypatch.setenv(environment.TRAININGS, str(tmp_path / "trainings.json"))
     with pytest.raises(InterruptedError):
         started(is_interrupted=True)
-    # Somebody looks at it, and makes a note.
-    newest = get_last_checkpoint(place)
+    # A user adds a file.
+    newest = get_last_checkpoint(folder)
     assert newest is not None
     (Path(newest) / "README.md").write_text("from yesterday")
     assert (started(), started()) == (0, 2)
 
 
 @pytest.mark.parametrize("changes", [{"max_steps": 12}, {"num_train_epochs": 3}], ids=str)
-def test_the_same_training_prolonged_is_no_other_training(
+def test_a_prolonged_training_is_no_other_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
 ) -> None:
-    checkpoint, (name, now) = broken_off(tmp_path, 3), next(iter(changes.items()))
+    checkpoint, (name, value) = train_up_to(tmp_path, 3), next(iter(changes.items()))
     caplog.clear()
     with caplog.at_level("INFO", "littrainer"):
         resumed(tmp_path, checkpoint, **changes)
-    (record,) = [record for record in caplog.records if f"{name}: {now} (from args) !=" in record.getMessage()]
+    (record,) = [record for record in caplog.records if f"{name}: {value} (from args) !=" in record.getMessage()]
     assert record.levelname == "INFO" and "another training" not in caplog.text
 
 
 def test_checkpoints_are_distinguished_without_a_manifest_that_can_be_read(tmp_path: Path) -> None:
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    # Reading it is an input/output error.
+    # An input/output error when read.
     (tmp_path / "checkpoint-4" / MANIFEST_NAME).symlink_to("/proc/self/mem")
     before = identify_checkpoints(tmp_path)
     assert before.keys() == {"checkpoint-2", "checkpoint-4"} and identify_checkpoints(tmp_path) == before

@@ -1,4 +1,4 @@
-"""What `log_speed` says of a training whose parts take known times, on a clock that only they move."""
+"""`log_speed` on a fake clock, for a training whose parts take known times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-# What takes how many seconds, each time.
+# Part -> seconds.
 SECONDS = {
     "row": 0.25,
     "to_device": 0.5,
@@ -40,7 +40,7 @@ BY_STEPS = {"logging_strategy": "steps", "logging_steps": 1, "log_speed": True}
 
 
 class Now:
-    """The time."""
+    """A fake clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -51,9 +51,9 @@ class Now:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Now:
-    found = Now()
-    monkeypatch.setattr(speed, "perf_counter", lambda: found.seconds)
-    return found
+    fake_clock = Now()
+    monkeypatch.setattr(speed, "perf_counter", lambda: fake_clock.seconds)
+    return fake_clock
 
 
 class SlowRows(Rows):
@@ -76,7 +76,7 @@ class SlowModel(VectorClassifier):
 
 
 class SlowCallback(TrainerCallback):
-    """Takes its time at each optimizer step and each save; notes when each log came."""
+    """A callback that advances the clock and records the time of each log."""
 
     def __init__(self, now: Now) -> None:
         self.now = now
@@ -96,7 +96,7 @@ class SlowCallback(TrainerCallback):
 
 
 def encoded(rows: list[Any]) -> Any:
-    """A batch as tokenizers pad it."""
+    """Return a batch as tokenizers do."""
     return transformers.BatchEncoding(pad_tokens(rows))
 
 
@@ -113,15 +113,15 @@ def slow(kind: type[Trainer], now: Now) -> type[Trainer]:
 def train(folder: Path, now: Now, kind: type[Trainer] = Trainer, **changes: Any) -> tuple[Any, SlowCallback]:
     rows, callback = SlowRows(vector_rows(24)), SlowCallback(now)
     rows.now = now
-    given = {"train_dataset": rows, "callbacks": [callback]}
-    trainer = quiet_trainer(folder, SlowModel(now), kind=slow(kind, now), given=given, **BY_STEPS, **changes)
+    parameters = {"train_dataset": rows, "callbacks": [callback]}
+    trainer = quiet_trainer(folder, SlowModel(now), kind=slow(kind, now), given=parameters, **BY_STEPS, **changes)
     return trainer.train(), callback
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "Lightning's own"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_each_part_has_the_time_that_it_took_in_both_loops(
+def test_each_part_is_timed_in_both_loops(
     tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch, kind: Any, is_fast: bool, accumulation: int
 ) -> None:
     if not is_fast:
@@ -148,18 +148,17 @@ def test_each_part_has_the_time_that_it_took_in_both_loops(
         "save": saves * SECONDS["save"],
         "other": steps * SECONDS["callback"],
     }
-    found = {part: output.metrics[f"speed/{part}_seconds"] for part in expected}
-    assert found == pytest.approx(expected)
+    assert {part: output.metrics[f"speed/{part}_seconds"] for part in expected} == pytest.approx(expected)
     training = sum(expected[part] for part in expected if part not in ("evaluation", "save"))
     assert output.metrics["speed/samples_per_second"] == pytest.approx(24 / training, abs=1e-3)
-    # Each log has what has gone by since the log before.
-    logs = [(at, logs) for at, logs in callback.logged if "loss" in logs]
-    assert len(logs) == steps
-    for (before, _), (at, one) in zip([(0.0, {}), *logs], logs, strict=False):
-        assert sum(one[f"speed/{part}_seconds"] for part in expected) == pytest.approx(at - before)
+    # Each log has the time since the last log.
+    entries = [(at, logs) for at, logs in callback.logged if "loss" in logs]
+    assert len(entries) == steps
+    for (before, _), (at, logs) in zip([(0.0, {}), *entries], entries, strict=False):
+        assert sum(logs[f"speed/{part}_seconds"] for part in expected) == pytest.approx(at - before)
 
 
-def test_the_seconds_left_hold_the_evaluations_and_saves_to_come(tmp_path: Path, now: Now) -> None:
+def test_the_remaining_seconds_include_evaluations_and_saves(tmp_path: Path, now: Now) -> None:
     _, callback = train(
         *(tmp_path, now),
         per_device_train_batch_size=2,
@@ -169,37 +168,36 @@ def test_the_seconds_left_hold_the_evaluations_and_saves_to_come(tmp_path: Path,
         save_strategy="steps",
         save_steps=5,
     )
-    logs = [(at, one["speed/seconds_left"]) for at, one in callback.logged if "loss" in one]
-    assert len(logs) == 12
-    # From the first evaluation and the first save on all is known; the rows are fetched one batch ahead.
-    for at, left in logs[5:]:
-        assert at + left == pytest.approx(now.seconds, abs=2 * SECONDS["row"])
+    estimates = [(at, logs["speed/seconds_left"]) for at, logs in callback.logged if "loss" in logs]
+    assert len(estimates) == 12
+    # After the first evaluation and save estimates are exact, except for a prefetched batch.
+    for at, remaining in estimates[5:]:
+        assert at + remaining == pytest.approx(now.seconds, abs=2 * SECONDS["row"])
 
 
-def test_the_seconds_left_at_the_last_step_of_an_epoch_hold_what_is_due_at_its_end(tmp_path: Path, now: Now) -> None:
+def test_the_remaining_seconds_at_the_end_of_an_epoch_include_its_evaluation_and_save(tmp_path: Path, now: Now) -> None:
     by_epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
     _, callback = train(tmp_path, now, **by_epochs)
-    logs = [(at, one["speed/seconds_left"]) for at, one in callback.logged if "loss" in one]
-    assert len(logs) == 18
-    for at, left in logs[6:]:
-        assert at + left == pytest.approx(now.seconds, abs=4 * SECONDS["row"])
+    estimates = [(at, logs["speed/seconds_left"]) for at, logs in callback.logged if "loss" in logs]
+    assert len(estimates) == 18
+    for at, remaining in estimates[6:]:
+        assert at + remaining == pytest.approx(now.seconds, abs=4 * SECONDS["row"])
 
 
 def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
     rows = token_rows(8)
-    given = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
+    parameters = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
     settings = {**BY_STEPS, "num_train_epochs": 1, "train_sampling_strategy": "sequential"}
-    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), given=given, **settings)
+    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), given=parameters, **settings)
     trainer.train()
-    found = [one["speed/padding_share"] for one in trainer.state.log_history if "loss" in one]
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     lengths = [[len(row["input_ids"]) for row in rows[begin : begin + 4]] for begin in (0, 4)]
     expected = [1 - sum(batch) / (4 * max(batch)) for batch in lengths]
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert all(one["speed/tokens_per_second"] > 0 for one in trainer.state.log_history if "loss" in one)
+    assert [entry["speed/padding_share"] for entry in logs] == pytest.approx(expected, abs=1e-4)
+    assert all(entry["speed/tokens_per_second"] > 0 for entry in logs)
 
 
-# Twenty with one micro-batch on a GPU, where a loader copies between two more boundaries, and each of nine takes a
-# second call.
+# On a GPU 20 for one micro-batch: the loader's copies have two more boundaries, and each of nine takes a second call.
 @pytest.mark.parametrize(("accumulation", "most"), [(1, 20 - 2 - 9), (4, 20)])
 @pytest.mark.parametrize(
     ("model", "rows", "collate"),
@@ -208,7 +206,6 @@ def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
 def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, rows: Any, collate: Any, accumulation: int, most: int
 ) -> None:
-    # What is done at times that are no steps'.
     monkeypatch.setattr(clock, "FILE_CHECK_INTERVAL_S", math.inf)
     calls = {}
     for on in (False, True):
@@ -223,17 +220,17 @@ def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
             gc.enable()
         calls[on] = counted
     assert not any("speed" in name.lower() for name in calls[False].of_function)
-    assert 0 < calls[True].in_a_step - calls[False].in_a_step <= most
+    assert 0 < calls[True].calls_per_step - calls[False].calls_per_step <= most
 
 
-def test_one_line_of_advice_is_printed_once(
+def test_advice_is_printed_once(
     tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(SECONDS, "row", 100.0)
     with caplog.at_level(logging.WARNING):
         train(tmp_path, now, num_train_epochs=2)
-    told = [record.getMessage() for record in caplog.records if "waiting for data" in record.getMessage()]
-    assert len(told) == 1 and "% of the time" in told[0] and "dataloader_num_workers" in told[0]
+    messages = [record.getMessage() for record in caplog.records if "waiting for data" in record.getMessage()]
+    assert len(messages) == 1 and "% of the time" in messages[0] and "dataloader_num_workers" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +248,7 @@ def test_the_advice_names_what_to_set(seconds: dict[str, float], words: str | No
     assert advice is None if words is None else words in (advice or "")
 
 
-def test_the_bar_shows_rate_and_time_left_and_lines_do_not_repeat_the_parts(
+def test_the_progress_bar_shows_throughput_and_remaining_time_and_lines_omit_the_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callback = ProgressCallback()
@@ -267,7 +264,7 @@ def test_the_bar_shows_rate_and_time_left_and_lines_do_not_repeat_the_parts(
 
 
 class Event:
-    """An event of a GPU that is two events behind what it is asked to do."""
+    """A fake CUDA event; the two newest events are incomplete."""
 
     recorded: ClassVar[list[Event]] = []
     now: Now
@@ -290,7 +287,7 @@ class Event:
         return 1000 * (other.at - self.at)
 
 
-def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
+def test_gpu_times_are_measured_by_events_of_which_few_are_pending(
     tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -305,9 +302,9 @@ def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
             log.enter(part)
             now.passes(part)
             assert len(log._events) <= 16 + 2
-    found = log.summary(trainer.state)
-    assert found["speed/forward_seconds"] == 50 * SECONDS["forward"]
-    assert found["speed/backward_seconds"] == 50 * SECONDS["backward"]
+    summary = log.summary(trainer.state)
+    assert summary["speed/forward_seconds"] == 50 * SECONDS["forward"]
+    assert summary["speed/backward_seconds"] == 50 * SECONDS["backward"]
     assert len(log._events) == 1
 
 
@@ -315,9 +312,9 @@ def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
     ("name", "is_half", "peak"),
     [("NVIDIA H200", True, 989e12), ("NVIDIA A100-SXM4-80GB", True, 312e12), ("Unknown A4000", True, None)],
 )
-def test_the_peak_is_that_of_the_devices_name(
+def test_peak_flops_follow_from_the_device_name(
     monkeypatch: pytest.MonkeyPatch, name: str, is_half: bool, peak: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert speed.peak_of(torch.device("cuda"), is_half) == peak
-    assert speed.peak_of(torch.device("cpu"), is_half) is None
+    assert speed.get_peak_flops(torch.device("cuda"), is_half) == peak
+    assert speed.get_peak_flops(torch.device("cpu"), is_half) is None

@@ -14,7 +14,7 @@ from tests.scenarios.trainers import quiet_trainer
 
 
 class TrackingTrainer(Trainer):
-    """Tracks the number of each call of compute_loss."""
+    """A Trainer that tracks the number of each call of compute_loss."""
 
     calls = 0
 
@@ -43,7 +43,7 @@ def logged(trainer: Trainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry and "loss" in entry]
 
 
-def test_what_is_tracked_is_logged_as_its_mean_since_the_last_log(tmp_path: Path) -> None:
+def test_a_tracked_value_is_logged_as_its_mean_since_the_last_log(tmp_path: Path) -> None:
     callback = HalfOfSteps()
     trainer = quiet_trainer(
         tmp_path,
@@ -68,7 +68,7 @@ def test_what_is_tracked_is_logged_as_its_mean_since_the_last_log(tmp_path: Path
     littrainer.track("rows", 1)  # outside of a training nothing happens
 
 
-def test_sums_are_taken_on_the_device_and_no_gradient_is_kept() -> None:
+def test_sums_are_computed_on_the_device_without_gradients() -> None:
     means = TrackedMeans()
     weight = torch.ones((), requires_grad=True)
     means.add("a", weight * 3)

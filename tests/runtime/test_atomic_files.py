@@ -10,7 +10,7 @@ import pytest
 from littrainer.runtime.atomic_files import write_atomically
 
 
-def test_a_text_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_text_is_written_without_other_files(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     for content in (b"\x89PNG\r\n", "first, longer", "zweitens: ä"):
         write_atomically(path, content)
@@ -27,7 +27,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failure_leaves_what_was_there_and_names_the_file(
+def test_a_failure_preserves_the_content_and_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     path = tmp_path / "file.json"

@@ -1,4 +1,4 @@
-"""What is said of data whose labels or columns are not what the model takes."""
+"""Errors for data whose labels or columns do not fit the model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from littrainer import Trainer
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
@@ -19,8 +20,8 @@ def renamed(row: dict[str, Any], **names: str) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in row.items()}
 
 
-# Situation -> the columns of a sample, and what is said of them.
-TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
+# Situation -> a sample, and parts of the error.
+MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "label is text": ({**TOKENS, "label": "good"}, ["'label' is text ('good')", NUMBER_THEM]),
     "a text for each token": ({**TOKENS, "labels": ["B", "O"]}, ["'labels' is text ('B')", NUMBER_THEM]),
     "label is None": ({**TOKENS, "label": None}, ["'label' is None in the data"]),
@@ -45,36 +46,40 @@ TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def told(trainer: Any, method: str = "train") -> str:
+def catch_message(trainer: Trainer, method: str = "train") -> str:
     with pytest.raises((ValueError, TypeError)) as caught:
         getattr(trainer, method)()
     return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
-@pytest.mark.parametrize("situation", TOLD)
-def test_what_is_wrong_with_the_data_is_named_with_what_to_do(tmp_path: Path, situation: str) -> None:
-    row, parts = TOLD[situation]
-    message = told(quiet_trainer(tmp_path, tiny_bert_classifier(), given={"train_dataset": Rows([row] * 4)}))
+@pytest.mark.parametrize("situation", MISTAKES)
+def test_the_error_names_the_mistake_in_the_data_with_advice(tmp_path: Path, situation: str) -> None:
+    row, parts = MISTAKES[situation]
+    message = catch_message(quiet_trainer(tmp_path, tiny_bert_classifier(), given={"train_dataset": Rows([row] * 4)}))
     assert [part for part in parts if part not in message] == []
     assert ("tokenize the dataset" in message) is (situation == "texts were not tokenized")
 
 
 @pytest.mark.parametrize("method", ["train", "evaluate"])
-def test_an_argument_of_an_own_model_that_the_data_has_by_another_name_is_named(tmp_path: Path, method: str) -> None:
+def test_the_error_names_an_argument_of_a_custom_model_with_another_name_in_the_data(
+    tmp_path: Path, method: str
+) -> None:
     rows = Rows([renamed(row, x="features") for row in vector_rows(4)])
-    message = told(quiet_trainer(tmp_path, given={"train_dataset": rows, "eval_dataset": rows}), method)
+    message = catch_message(quiet_trainer(tmp_path, given={"train_dataset": rows, "eval_dataset": rows}), method)
     assert "VectorClassifier.forward takes x, labels, " in message and "rename_column('features', 'x')" in message
 
 
-def test_labels_that_only_the_data_of_the_evaluation_lacks_are_looked_for_there(tmp_path: Path) -> None:
+def test_labels_missing_in_an_evaluation_are_searched_in_the_evaluation_data(tmp_path: Path) -> None:
     rows = [renamed(row, labels="target") for row in vector_rows(4)]
     trainer = quiet_trainer(tmp_path, given={"eval_dataset": Rows(rows)}, label_names=["labels"])
     with pytest.raises(ValueError, match=r"rename_column\('target', 'labels'\)"):
         trainer.compute_loss(trainer.model.eval(), {"x": rows[0]["x"][None]})
 
 
-def test_labels_that_a_collator_forgets_are_not_put_down_to_the_data(tmp_path: Path) -> None:
+def test_the_error_names_a_collator_that_drops_labels(tmp_path: Path) -> None:
     def forgetful(rows: list[Any]) -> Any:
         return {"x": rows[0]["x"][None]}
 
-    assert "data_collator leaves out 'labels'" in told(quiet_trainer(tmp_path, given={"data_collator": forgetful}))
+    assert "data_collator leaves out 'labels'" in catch_message(
+        quiet_trainer(tmp_path, given={"data_collator": forgetful})
+    )

@@ -10,19 +10,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core import rank_zero
 
 from littrainer import TrainerCallback
-from littrainer.runtime.log_filter import CHATTING_LOGGERS, quiet_lightning
+from littrainer.runtime.log_filter import NOISY_LOGGERS, quiet_lightning
 from tests.scenarios.trainers import quiet_trainer
 
 
 @pytest.fixture
 def chatter(caplog: pytest.LogCaptureFixture) -> Any:
-    """The messages of Lightning's that reached the user."""
+    """Yield a function that returns Lightning's messages to the user."""
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter("always")
-        yield lambda: [record.getMessage() for record in caplog.records if record.name in CHATTING_LOGGERS]
+        yield lambda: [record.getMessage() for record in caplog.records if record.name in NOISY_LOGGERS]
 
 
-def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_imported_too(
+def test_lightning_is_silent_although_its_separate_packages_were_imported(
     tmp_path: Path, chatter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_zero, "log", logging.getLogger("pytorch_lightning.utilities.rank_zero"))
@@ -31,7 +31,7 @@ def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_impor
     assert chatter() == ["The logger works."]
 
 
-def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: Any) -> None:
+def test_nested_trainings_are_silent(tmp_path: Path, chatter: Any) -> None:
     class TrainsAnother(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             quiet_trainer(tmp_path / "inner", max_steps=1).train()
@@ -40,7 +40,7 @@ def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: An
     assert chatter() == []
 
 
-def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, chatter: Any) -> None:
+def test_messages_of_a_lightning_callback_are_shown(tmp_path: Path, chatter: Any) -> None:
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(
         tmp_path, given={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
@@ -49,8 +49,8 @@ def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, 
     assert "'loss' reached" in message
 
 
-def test_filters_are_put_back_in_whichever_order_trainings_end() -> None:
-    loggers = [logging.getLogger(name) for name in CHATTING_LOGGERS]
+def test_filters_are_restored_in_any_order() -> None:
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
 
     def advice() -> list[Any]:
         with warnings.catch_warnings(record=True) as seen:

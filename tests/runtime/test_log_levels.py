@@ -45,13 +45,13 @@ trainer.predict(Rows(vector_rows(4)))
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[dict[str, logging.Logger]]:
-    """The loggers whose levels are set; they are given back as they were."""
-    found = {name: logging.getLogger(name) for name in ("littrainer", "transformers")}
-    before = {name: (logger.level, logger.handlers[:]) for name, logger in found.items()}
-    yield found
-    for name, (level, handlers) in before.items():
-        found[name].setLevel(level)
-        found[name].handlers[:] = handlers
+    """Yield the loggers, and restore their levels and handlers."""
+    by_name = {name: logging.getLogger(name) for name in ("littrainer", "transformers")}
+    originals = {name: (logger.level, logger.handlers[:]) for name, logger in by_name.items()}
+    yield by_name
+    for name, (level, handlers) in originals.items():
+        by_name[name].setLevel(level)
+        by_name[name].handlers[:] = handlers
 
 
 def arguments(level: str = "passive", replica: str = "warning", should_log: bool = True) -> Any:
@@ -85,12 +85,11 @@ def test_a_default_script_gets_the_logs_and_a_single_warning(tmp_path: Path) -> 
     assert lines[0] == "bars" and [line.split("'")[1] for line in lines[1:]] == [
         "loss", "eval_loss", "loss", "eval_loss", "train_runtime",
     ]  # fmt: skip
-    # No bar, since this is no terminal; nothing of Lightning's; the warning of early stopping.
-    # Of a script that has the root logger tell details, too.
+    # No progress bar and no messages of Lightning, although the root logger's level is INFO.
     assert len(err.splitlines()) == 1 and "load_best_model_at_end" in err
 
 
-def test_a_level_holds_for_both_loggers_and_other_processes_have_that_of_replicas(
+def test_a_level_applies_to_both_loggers_and_replicas_have_another_level(
     tmp_path: Path, loggers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels = {"log_level": "info", "log_level_replica": "error", "log_on_each_node": False}
@@ -104,7 +103,7 @@ def test_a_level_holds_for_both_loggers_and_other_processes_have_that_of_replica
         assert {logger.level for logger in loggers.values()} == {expected}
 
 
-def test_passive_leaves_the_levels_and_ours_follows_what_a_script_set_for_transformers(loggers: dict[str, Any]) -> None:
+def test_passive_changes_no_level_and_littrainer_follows_transformers(loggers: dict[str, Any]) -> None:
     ours, theirs = loggers["littrainer"], loggers["transformers"]
     ours.setLevel(logging.NOTSET), theirs.setLevel(logging.WARNING)
     apply_log_level(arguments())
@@ -117,7 +116,7 @@ def test_passive_leaves_the_levels_and_ours_follows_what_a_script_set_for_transf
     assert (ours.level, theirs.level) == (logging.ERROR, logging.INFO)
 
 
-def test_details_are_told_once_also_where_the_script_has_a_handler(
+def test_records_are_printed_once_although_the_script_has_a_handler(
     loggers: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = logging.getLogger()
@@ -129,8 +128,8 @@ def test_details_are_told_once_also_where_the_script_has_a_handler(
     assert capsys.readouterr().err == "[littrainer] first\n"
     root.handlers.append(logging.StreamHandler(sys.stdout))
     logger.info("second")
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("second\n", "")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("second\n", "")
 
 
 def test_under_the_redirection_the_logger_of_transformers_trainer_decides_at_any_time(
@@ -142,11 +141,11 @@ def test_under_the_redirection_the_logger_of_transformers_trainer_decides_at_any
     monkeypatch.setattr(sys, "meta_path", [RedirectFinder(), *sys.meta_path])
     loggers["transformers"].addHandler(handler)
     apply_log_level(arguments())
-    told = logging.getLogger("littrainer.anything")
+    logger = logging.getLogger("littrainer.anything")
     for level in (logging.WARNING, logging.INFO, logging.ERROR):
         loggers["transformers"].setLevel(level)
-        told.info("details at %d", level)
-        told.warning("warning at %d", level)
+        logger.info("details at %d", level)
+        logger.warning("warning at %d", level)
     messages = [record.getMessage() for record in records]
     assert messages == ["warning at 30", "details at 20", "warning at 20"]
     assert {record.name for record in records} == {"transformers.trainer"}

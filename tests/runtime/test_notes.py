@@ -9,7 +9,7 @@ from littrainer.runtime import notes
 from littrainer.runtime.notes import add_note
 
 
-def test_a_note_stands_once_below_the_error_which_stays_as_it_is() -> None:
+def test_a_note_is_added_once_and_does_not_change_the_error() -> None:
     error = KeyError("weight")
     add_note(error, "first")
     add_note(error, "second")
@@ -18,7 +18,7 @@ def test_a_note_stands_once_below_the_error_which_stays_as_it_is() -> None:
     assert traceback.format_exception(error)[-3:] == ["KeyError: 'weight'\n", "first\n", "second\n"]
 
 
-def test_where_python_prints_no_notes_they_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_are_logged_if_python_does_not_print_them(caplog: pytest.LogCaptureFixture) -> None:
     class EarlierError(KeyError):
         """An error as Python 3.10 has it."""
 

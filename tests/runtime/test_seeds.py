@@ -19,7 +19,7 @@ def draws() -> tuple[Any, ...]:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Puts back which kernels torch may use."""
+    """Restore torch's choice of kernels."""
     for name in DETERMINISTIC_ENVIRONMENT:
         monkeypatch.setenv(name, "untouched")
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
@@ -28,7 +28,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_a_seed_gives_the_numbers_that_it_gives_in_transformers(kernels: None) -> None:
+def test_a_seed_has_the_same_numbers_as_in_transformers(kernels: None) -> None:
     set_seed(2**32 - 1, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()
     ours = draws()

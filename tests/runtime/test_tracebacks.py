@@ -14,7 +14,7 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
-class OwnError(Exception):
+class UserError(Exception):
     pass
 
 
@@ -23,25 +23,25 @@ class Failing(VectorClassifier):
         self.raise_here()
 
     def raise_here(self) -> None:
-        raise OwnError("own")
+        raise UserError("own")
 
 
-def frames_of(error: BaseException) -> list[tuple[str, str]]:
-    """Package and function of each entry of a traceback."""
-    walked = traceback.walk_tb(error.__traceback__)
-    return [(frame.f_globals["__name__"].partition(".")[0], frame.f_code.co_name) for frame, _ in walked]
+def list_frames(error: BaseException) -> list[tuple[str, str]]:
+    """Return package and function of each entry of a traceback."""
+    entries = traceback.walk_tb(error.__traceback__)
+    return [(frame.f_globals["__name__"].partition(".")[0], frame.f_code.co_name) for frame, _ in entries]
 
 
-def error_of(trainer: Trainer, method: str = "train", kind: type[BaseException] = OwnError) -> BaseException:
+def catch_error(trainer: Trainer, method: str = "train", kind: type[BaseException] = UserError) -> BaseException:
     with pytest.raises(kind) as caught:
         getattr(trainer, method)()
     return caught.value
 
 
-def test_a_traceback_has_the_method_the_call_of_the_model_and_the_users_own_frames(tmp_path: Path) -> None:
-    error = error_of(quiet_trainer(tmp_path, Failing()))
-    assert frames_of(error) == [
-        ("tests", "error_of"),
+def test_a_traceback_has_the_called_method_the_call_of_the_model_and_the_users_frames(tmp_path: Path) -> None:
+    error = catch_error(quiet_trainer(tmp_path, Failing()))
+    assert list_frames(error) == [
+        ("tests", "catch_error"),
         ("littrainer", "with_earlier_keywords"),
         ("littrainer", "train"),
         ("littrainer", "compute_loss_and_outputs"),
@@ -52,19 +52,19 @@ def test_a_traceback_has_the_method_the_call_of_the_model_and_the_users_own_fram
     ]
 
 
-def test_an_error_of_our_own_ends_at_the_call_that_raised_it(tmp_path: Path) -> None:
+def test_an_error_of_littrainer_ends_at_the_call_that_raised_it(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"train_dataset": Rows([{"x": row["x"]} for row in vector_rows(4)])})
-    frames = frames_of(error_of(trainer, kind=ValueError))
-    assert [name for _, name in frames] == ["error_of", "with_earlier_keywords", "train", "_loss_in"]
+    frames = list_frames(catch_error(trainer, kind=ValueError))
+    assert [name for _, name in frames] == ["catch_error", "with_earlier_keywords", "train", "_extract_loss"]
 
 
 @pytest.mark.parametrize("way", ["variable", "log level"])
-def test_all_of_a_traceback_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_full_tracebacks_can_be_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     if way == "variable":
         monkeypatch.setenv(SWITCH, FULL)
     else:
         monkeypatch.setattr("littrainer.runtime.tracebacks.is_debug_logging_enabled", lambda: True)
-    frames = frames_of(error_of(quiet_trainer(tmp_path, Failing())))
+    frames = list_frames(catch_error(quiet_trainer(tmp_path, Failing())))
     assert [package for package, _ in frames].count("lightning") > 4
 
 
@@ -73,15 +73,15 @@ def test_an_error_within_an_error_is_shortened_too(tmp_path: Path) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             try:
                 failing.train()
-            except OwnError as error:
+            except UserError as error:
                 raise KeyError("translated") from error
 
     failing = quiet_trainer(tmp_path / "inner", Failing())
-    error = error_of(quiet_trainer(tmp_path, given={"callbacks": [Translating()]}), kind=KeyError)
+    error = catch_error(quiet_trainer(tmp_path, given={"callbacks": [Translating()]}), kind=KeyError)
     reason = error.__cause__
-    assert isinstance(reason, OwnError)
-    assert "lightning" not in {package for one in (error, reason) for package, _ in frames_of(one)}
-    assert frames_of(reason)[-1] == ("tests", "raise_here")
+    assert isinstance(reason, UserError)
+    assert "lightning" not in {package for link in (error, reason) for package, _ in list_frames(link)}
+    assert list_frames(reason)[-1] == ("tests", "raise_here")
 
 
 def test_a_hook_of_a_tracker_between_two_of_ours_reports_and_prints_an_error_once(
@@ -94,7 +94,7 @@ def test_a_hook_of_a_tracker_between_two_of_ours_reports_and_prints_an_error_onc
     ours = sys.excepthook
     sys.excepthook = lambda *parts: ours(*parts)
     interruption = KeyboardInterrupt()
-    interruption.__cause__ = OwnError("of the step")
+    interruption.__cause__ = UserError("of the step")
     monkeypatch.setattr("littrainer.runtime.tracebacks.signal.signal", lambda *_: None)
     print_instead(interruption, ["interrupted"])
     assert sys.excepthook is not ours

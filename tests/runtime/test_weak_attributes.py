@@ -1,4 +1,4 @@
-"""The parts of a Trainer do not keep it alive: its memory is freed without the garbage collector."""
+"""A Trainer is freed without the garbage collector, since its parts refer to it weakly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, TQDMProgressBar
@@ -42,20 +43,20 @@ def trained(folder: Path, times: int = 1, resumes: bool = False, evaluates: bool
     return trainer
 
 
-def broken_off(folder: Path, method: str) -> Any:
+def failed(folder: Path, method: str) -> Any:
     trainer = quiet_trainer(folder, given={"callbacks": [Failing()]}, max_steps=2)
     with pytest.raises(RuntimeError, match="broken off"):
         getattr(trainer, method)()
     return trainer
 
 
-def with_adapters(folder: Path) -> Any:
+def trained_adapters(folder: Path) -> Any:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(VectorClassifier(), peft.LoraConfig(target_modules=["inner", "head"]))
     return trained(folder, model=model, label_names=["labels"], resumes=True, **SAVING)
 
 
-def of_sequences(folder: Path) -> Any:
+def trained_seq2seq(folder: Path) -> Any:
     args = Seq2SeqTrainingArguments(str(folder), max_steps=2, use_cpu=True, report_to="none", save_strategy="no")
     rows = Rows(vector_rows(8))
     trainer = Seq2SeqTrainer(VectorClassifier(), args, train_dataset=rows, eval_dataset=rows)
@@ -86,13 +87,13 @@ def _collects_nothing() -> Iterator[None]:
 
 
 TRAININGS: dict[str, Callable[[Path], Any]] = {
-    "one training": trained,
+    "a training": trained,
     "an evaluation alone": lambda folder: trained(folder, times=0, evaluates=True),
     "evaluations, saves, the best model and a resume": lambda folder: trained(
         folder, resumes=True, load_best_model_at_end=True, **SAVING
     ),
-    "an error in training": lambda folder: broken_off(folder, "train"),
-    "an error in an evaluation": lambda folder: broken_off(folder, "evaluate"),
+    "an error in training": lambda folder: failed(folder, "train"),
+    "an error in an evaluation": lambda folder: failed(folder, "evaluate"),
     "ema_decay": lambda folder: trained(folder, ema_decay=0.5, **SAVING),
     "Lightning callbacks": lambda folder: trained(
         folder, given={"callbacks": [EMAWeightAveraging(), TQDMProgressBar()]}, evaluates=True, **SAVING
@@ -100,8 +101,8 @@ TRAININGS: dict[str, Callable[[Path], Any]] = {
     "log_speed, hang_timeout and auto_micro_batch": lambda folder: trained(
         folder, log_speed=True, hang_timeout=100.0, auto_micro_batch=True, on_nonfinite="rollback", **SAVING
     ),
-    "Seq2SeqTrainer": of_sequences,
-    "adapters": with_adapters,
+    "Seq2SeqTrainer": trained_seq2seq,
+    "adapters": trained_adapters,
     "a search": searched,
     "bf16, a resume": lambda folder: trained(folder, bf16=True, resumes=True, load_best_model_at_end=True, **SAVING),
 }
@@ -109,50 +110,50 @@ TRAININGS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.usefixtures("_collects_nothing")
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
-def test_a_trainer_without_users_is_freed_at_once_with_all_it_holds(
+def test_a_trainer_without_references_is_freed_at_once_with_its_parts(
     tmp_path: Path, training: Callable[[Path], Any]
 ) -> None:
     trainer = training(tmp_path)
-    held: list[Any] = [trainer, trainer.model, *trainer.model.parameters()]
+    objects: list[Any] = [trainer, trainer.model, *trainer.model.parameters()]
     parts = (trainer.optimizer, trainer.training_run, trainer.lightning_trainer)
-    held += [part for part in parts if part is not None]
+    objects += [part for part in parts if part is not None]
     states = [] if trainer.optimizer is None else trainer.optimizer.state.values()
-    held += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    references = [weakref.ref(part) for part in held]
-    del trainer, held, parts, states
-    assert [type(found()).__name__ for found in references if found() is not None] == []
+    objects += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    references = [weakref.ref(part) for part in objects]
+    del trainer, objects, parts, states
+    assert [type(reference()).__name__ for reference in references if reference() is not None] == []
 
 
 @pytest.mark.usefixtures("_collects_nothing")
-def test_the_lightning_trainer_that_ran_works_as_long_as_it_has_a_user(tmp_path: Path) -> None:
+def test_the_lightning_trainer_can_be_used_without_its_trainer(tmp_path: Path) -> None:
     lightning = trained(tmp_path, given={"callbacks": [EMAWeightAveraging()]}).lightning_trainer
     assert lightning.global_step == 2 and lightning.fit_loop.trainer.callbacks is lightning.callbacks
     assert any(isinstance(callback, EMAWeightAveraging) for callback in lightning.callbacks)
 
 
 @pytest.mark.usefixtures("_collects_nothing")
-def test_what_a_user_keeps_of_a_deleted_trainer_works(tmp_path: Path) -> None:
-    class Keeping(Callback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            self.kept = trainer
+def test_parts_of_a_deleted_trainer_can_be_used(tmp_path: Path) -> None:
+    class TrainerHolder(Callback):
+        def setup(self, trainer: lightning.pytorch.Trainer, pl_module: Any, stage: str) -> None:
+            self.trainer = trainer
 
-    keeping = Keeping()
-    trainer = trained(tmp_path, given={"callbacks": [keeping]})
+    holder = TrainerHolder()
+    trainer = trained(tmp_path, given={"callbacks": [holder]})
     accelerator, gradient_state = trainer.accelerator, pickle.loads(pickle.dumps(trainer.accelerator.gradient_state))
     del trainer
-    assert keeping.kept.global_step == keeping.kept.fit_loop.trainer.global_step == 2
+    assert holder.trainer.global_step == holder.trainer.fit_loop.trainer.global_step == 2
     assert pickle.loads(pickle.dumps(accelerator)).gradient_state.sync_gradients
     assert gradient_state.sync_gradients and not gradient_state.in_dataloader
 
 
-def test_the_parts_of_a_lightning_trainer_hold_it_and_its_copy_as_long_as_there_is_a_trainer(tmp_path: Path) -> None:
+def test_the_parts_of_a_lightning_trainer_and_of_its_copy_refer_to_it(tmp_path: Path) -> None:
     trainer = trained(tmp_path, times=2)
     copied = copy.deepcopy(trainer.lightning_trainer)
     assert trainer.lightning_trainer.fit_loop.trainer is trainer.lightning_trainer
     assert copied.fit_loop.trainer is copied and copied.global_step == 2
 
 
-def test_a_method_of_a_deleted_model_names_what_to_keep() -> None:
+def test_the_error_of_a_deleted_models_method_has_advice() -> None:
     model = VectorClassifier()
     autocast_forward(model, "cpu", torch.bfloat16)
     forward = model.forward
@@ -161,7 +162,7 @@ def test_a_method_of_a_deleted_model_names_what_to_keep() -> None:
         forward(torch.ones(1, 8))
 
 
-def test_a_copied_trainer_works_without_the_copied_one(tmp_path: Path) -> None:
+def test_a_copied_trainer_works_without_the_original(tmp_path: Path) -> None:
     trainer = trained(tmp_path, times=0, evaluates=True)
     expected, copied = trainer.evaluate()["eval_loss"], copy.deepcopy(trainer)
     del trainer

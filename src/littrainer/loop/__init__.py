@@ -1,1 +1,1 @@
-"""One training: how long it is, how its loss is formed, and what happens at each of its steps."""
+"""The training loop: length, loss, steps and policies of a training."""

@@ -1,7 +1,6 @@
-"""Notes below an error: the batch for which it was raised, and advice from one table of messages.
+"""Notes on an error: its batch, and advice from a table of messages.
 
-An error such as "index out of range in self" names neither the column nor the number. A rule has a pattern of messages,
-and a sentence or a function that looks at batch and model and returns a sentence, or None if it finds nothing.
+An error such as "index out of range in self" names neither the column nor the number.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ if TYPE_CHECKING:
 
 
 def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates: bool = False) -> None:
-    """Add notes to an error without any: the batch, if there was one, and advice.
+    """Add notes with the batch and advice to an error without notes.
 
     Parameters:
-        doing: half a sentence on the work during which the error was raised.
+        doing: what the error interrupted, such as "with a batch".
     """
-    # An error class of littrainer, such as the class for a failure in another process, is not about this batch.
+    # littrainer's own errors, such as for a failure in another process, are not about this batch.
     if getattr(error, "__notes__", None) or type(error).__module__.startswith("littrainer."):
         return
-    # A fault here must not replace the error.
+    # An error here must not replace the first.
     with suppress(Exception):
         state = trainer.state if trainer.is_in_train else None
-        add_note(error, f"It came up {doing}{_when(trainer.args, state, evaluates)}{_describe_batch(batch)}.")
+        add_note(error, f"It came up {doing}{_format_step(trainer.args, state, evaluates)}{_describe_batch(batch)}.")
         sample = partial(read_first_sample, trainer, evaluates)
         for sentence in advise(ErrorContext(error, base_model(trainer.model), batch, trainer.args, evaluates, sample)):
             add_note(error, sentence)
@@ -46,10 +45,10 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
 
 @contextmanager
 def note_reading_errors(trainer: Any, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
-    """A block in which data is read: an error that reading raises names the samples in a note.
+    """Run a block that reads data, and add notes with the samples to its errors.
 
     Parameters:
-        evaluation: the loop that runs in the block; errors with one of its batches get a note too.
+        evaluation: evaluation loop in the block, whose batches are noted too.
     """
     try:
         yield
@@ -61,7 +60,7 @@ def note_reading_errors(trainer: Any, evaluation: EvaluationLoop | None = None) 
         raise
 
 
-def _when(args: TrainingArguments, state: TrainerState | None, evaluates: bool) -> str:
+def _format_step(args: TrainingArguments, state: TrainerState | None, evaluates: bool) -> str:
     process = f" in process {args.process_index}" if args.world_size > 1 else ""
     if state is None:
         return f" of an evaluation{process}"
@@ -82,21 +81,20 @@ def _describe_entry(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     limits = _find_range(value)
-    of_numbers = ""
+    range_text = ""
     if limits is not None:
         least, greatest = (f"{number:.4g}" if isinstance(number, float) else str(number) for number in limits)
-        of_numbers = f", all {least}" if least == greatest else f" from {least} to {greatest}"
-    return f"{describe(value)}{of_numbers}"
+        range_text = f", all {least}" if least == greatest else f" from {least} to {greatest}"
+    return f"{describe(value)}{range_text}"
 
 
 # ---- Advice ----------------------------------------------------------------------------------------------------------
 
 
 class ErrorContext(NamedTuple):
-    """An error and its circumstances; `sample` returns the first sample of the data, or an empty one."""
+    """An error with the unwrapped model, its batch and a function that returns the first sample."""
 
     error: BaseException
-    # Unwrapped.
     model: Any
     batch: Any
     args: TrainingArguments
@@ -104,40 +102,40 @@ class ErrorContext(NamedTuple):
     sample: Callable[[], Any] = dict
 
 
-def advise(found: ErrorContext) -> list[str]:
-    """Return sentences on the reason of an error and what to do."""
-    text = f"{type(found.error).__name__}: {found.error}"
-    advice = [rule if isinstance(rule, str) else rule(found) for sign, rule in RULES if re.search(sign, text)]
+def advise(context: ErrorContext) -> list[str]:
+    """Return sentences on the reason of an error and its solution."""
+    text = f"{type(context.error).__name__}: {context.error}"
+    advice = [rule if isinstance(rule, str) else rule(context) for pattern, rule in RULES if re.search(pattern, text)]
     return [sentence for sentence in advice if sentence is not None]
 
 
 def _find_range(value: Any) -> tuple[Any, Any] | None:
-    """Return the least and greatest number of a tensor on the host; a device may have failed."""
+    """Return the least and greatest number of a tensor on the host, since a device may have failed."""
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.numel() or value.is_complex():
         return None
     least, greatest = value.aminmax() if value.dtype is not torch.bool else (value.min(), value.max())
     return least.item(), greatest.item()
 
 
-def _entry(found: ErrorContext, *names: str) -> tuple[str, torch.Tensor] | None:
-    if isinstance(found.batch, Mapping):
+def _find_entry(context: ErrorContext, *names: str) -> tuple[str, torch.Tensor] | None:
+    if isinstance(context.batch, Mapping):
         for name in names:
-            if isinstance(found.batch.get(name), torch.Tensor):
-                return name, found.batch[name]
+            if isinstance(context.batch.get(name), torch.Tensor):
+                return name, context.batch[name]
     return None
 
 
-def _whole_numbers(found: ErrorContext, *names: str) -> tuple[str, int, int] | None:
-    """Return the first of some entries, with its least and greatest number; None if these cannot be read."""
-    entry = _entry(found, *names)
+def _find_integers(context: ErrorContext, *names: str) -> tuple[str, int, int] | None:
+    """Return the first named entry with its least and greatest integer, or None."""
+    entry = _find_entry(context, *names)
     limits = None if entry is None or entry[1].is_floating_point() else _find_range(entry[1])
     return None if entry is None or limits is None else (entry[0], *limits)
 
 
-def _token_ids(found: ErrorContext) -> str | None:
-    numbers = _whole_numbers(found, "input_ids", "decoder_input_ids")
+def _advise_on_token_ids(context: ErrorContext) -> str | None:
+    numbers = _find_integers(context, "input_ids", "decoder_input_ids")
     try:
-        size = int(found.model.get_input_embeddings().weight.shape[0])
+        size = int(context.model.get_input_embeddings().weight.shape[0])
     except (AttributeError, NotImplementedError, TypeError):
         return None
     if numbers is None:
@@ -147,16 +145,16 @@ def _token_ids(found: ErrorContext) -> str | None:
         return f"{name} has {least}: pad it with tokenizer.pad_token_id; only labels are padded with -100."
     if greatest >= size:
         return (
-            f"{name} goes up to {greatest}, and {type(found.model).__name__} has {size} token embeddings, for 0 to "
+            f"{name} goes up to {greatest}, and {type(context.model).__name__} has {size} token embeddings, for 0 to "
             f"{size - 1}: take the tokenizer that belongs to the model, or call "
             "model.resize_token_embeddings(len(tokenizer)) where tokens were added."
         )
     return None
 
 
-def _sample_length(found: ErrorContext) -> str | None:
-    entry = _entry(found, "input_ids", "inputs_embeds")
-    config = getattr(found.model, "config", None)
+def _advise_on_sample_length(context: ErrorContext) -> str | None:
+    entry = _find_entry(context, "input_ids", "inputs_embeds")
+    config = getattr(context.model, "config", None)
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if entry is None or entry[1].dim() < 2 or not isinstance(positions, int):
         return None
@@ -167,31 +165,31 @@ def _sample_length(found: ErrorContext) -> str | None:
     if length <= positions:
         return None
     return (
-        f"The samples have {length} tokens, and {type(found.model).__name__} has {positions} positions: tokenize with "
-        f"truncation=True and max_length={positions}."
+        f"The samples have {length} tokens, and {type(context.model).__name__} has {positions} positions: tokenize "
+        f"with truncation=True and max_length={positions}."
     )
 
 
-def _classes(found: ErrorContext) -> str | None:
-    numbers = _whole_numbers(found, "labels", "label")
+def _advise_on_classes(context: ErrorContext) -> str | None:
+    numbers = _find_integers(context, "labels", "label")
     if numbers is None:
         return None
     name, least, greatest = numbers
-    classes = getattr(getattr(found.model, "config", None), "num_labels", None)
-    if "Classification" not in type(found.model).__name__ or not isinstance(classes, int):
+    classes = getattr(getattr(context.model, "config", None), "num_labels", None)
+    if "Classification" not in type(context.model).__name__ or not isinstance(classes, int):
         return f"{name} has numbers from {least} to {greatest}; they have to be from 0 to the number of classes less 1."
     if least >= 0 and greatest < classes:
         return None
-    mended = "" if least < 0 else f"load it with num_labels={greatest + 1} or more, or "
+    fix = "" if least < 0 else f"load it with num_labels={greatest + 1} or more, or "
     return (
-        f"{name} has numbers from {least} to {greatest}, and {type(found.model).__name__} has {classes} classes "
-        f"(config.num_labels), for 0 to {classes - 1}: {mended}number the labels from 0; -100 stands for a label to "
+        f"{name} has numbers from {least} to {greatest}, and {type(context.model).__name__} has {classes} classes "
+        f"(config.num_labels), for 0 to {classes - 1}: {fix}number the labels from 0; -100 stands for a label to "
         "leave out."
     )
 
 
-def _label_type(found: ErrorContext) -> str | None:
-    entry = _entry(found, "labels", "label")
+def _advise_on_label_type(context: ErrorContext) -> str | None:
+    entry = _find_entry(context, "labels", "label")
     if entry is None or not entry[1].is_floating_point():
         return None
     kind = str(entry[1].dtype).removeprefix("torch.")
@@ -202,46 +200,46 @@ def _label_type(found: ErrorContext) -> str | None:
     )
 
 
-def _label_shape(found: ErrorContext) -> str | None:
-    entry, ids = _entry(found, "labels", "label"), _entry(found, "input_ids")
-    if entry is None or ids is None or "SequenceClassification" not in type(found.model).__name__:
+def _advise_on_label_shape(context: ErrorContext) -> str | None:
+    entry, ids = _find_entry(context, "labels", "label"), _find_entry(context, "input_ids")
+    if entry is None or ids is None or "SequenceClassification" not in type(context.model).__name__:
         return None
     return (
-        f"{entry[0]} has the shape {tuple(entry[1].shape)}, and {type(found.model).__name__} takes one number for each "
-        f"of the {ids[1].shape[0]} samples: give each sample one label, or load the model of another task, such as "
-        "AutoModelForTokenClassification for a label on each token."
+        f"{entry[0]} has the shape {tuple(entry[1].shape)}, and {type(context.model).__name__} takes one number for "
+        f"each of the {ids[1].shape[0]} samples: give each sample one label, or load the model of another task, such "
+        "as AutoModelForTokenClassification for a label on each token."
     )
 
 
-def _missing_input(found: ErrorContext) -> str | None:
-    name = re.search(r"positional arguments?: '(\w+)'", str(found.error))
-    wanted = "input_ids" if name is None else name.group(1)
-    if not isinstance(found.batch, Mapping) or wanted in found.batch:
+def _advise_on_missing_input(context: ErrorContext) -> str | None:
+    name = re.search(r"positional arguments?: '(\w+)'", str(context.error))
+    missing = "input_ids" if name is None else name.group(1)
+    if not isinstance(context.batch, Mapping) or missing in context.batch:
         return None
-    advice = suggest_renaming(wanted, found.sample() or found.batch, found.model)
-    if advice is not None or wanted != "input_ids":
+    advice = suggest_renaming(missing, context.sample() or context.batch, context.model)
+    if advice is not None or missing != "input_ids":
         return advice and f"{advice}."
     return (
-        f"The batch has no input_ids (it has {', '.join(map(str, found.batch))}): tokenize the dataset first, such as "
-        "dataset.map(lambda rows: tokenizer(rows['text'], truncation=True), batched=True)."
+        f"The batch has no input_ids (it has {', '.join(map(str, context.batch))}): tokenize the dataset first, such "
+        "as dataset.map(lambda rows: tokenizer(rows['text'], truncation=True), batched=True)."
     )
 
 
-def _unknown_input(found: ErrorContext) -> str | None:
-    name = re.search(r"forward\(\) got an unexpected keyword argument '(\w+)'", str(found.error))
-    if name is None or not isinstance(found.batch, Mapping) or name.group(1) not in found.batch:
+def _advise_on_unknown_input(context: ErrorContext) -> str | None:
+    name = re.search(r"forward\(\) got an unexpected keyword argument '(\w+)'", str(context.error))
+    if name is None or not isinstance(context.batch, Mapping) or name.group(1) not in context.batch:
         return None
     return (
-        f"The batch has {', '.join(map(str, found.batch))}, and the model is called with all of it: drop "
+        f"The batch has {', '.join(map(str, context.batch))}, and the model is called with all of it: drop "
         f"{name.group(1)!r} from the dataset or in data_collator, set remove_unused_columns=True, or let forward "
         "take it."
     )
 
 
-def _no_gradient(found: ErrorContext) -> str | None:
-    if not any(parameter.requires_grad for parameter in found.model.parameters()):
+def _advise_on_no_gradient(context: ErrorContext) -> str | None:
+    if not any(parameter.requires_grad for parameter in context.model.parameters()):
         return (
-            f"No parameter of {type(found.model).__name__} is trained, since requires_grad is False for all of them: "
+            f"No parameter of {type(context.model).__name__} is trained, since requires_grad is False for all of them: "
             "unfreeze some, or add an adapter."
         )
     return (
@@ -250,21 +248,22 @@ def _no_gradient(found: ErrorContext) -> str | None:
     )
 
 
-def _memory(found: ErrorContext) -> str:
-    if found.evaluates:
+def _advise_on_memory(context: ErrorContext) -> str:
+    if context.evaluates:
         return (
-            f"Lower per_device_eval_batch_size ({found.args.per_device_eval_batch_size}), or keep less of each batch: "
-            "eval_accumulation_steps=1 moves predictions to the host, preprocess_logits_for_metrics makes them smaller."
+            f"Lower per_device_eval_batch_size ({context.args.per_device_eval_batch_size}), or keep less of each "
+            "batch: eval_accumulation_steps=1 moves predictions to the host, preprocess_logits_for_metrics makes them "
+            "smaller."
         )
     return (
-        f"Lower per_device_train_batch_size ({found.args.per_device_train_batch_size}) and raise "
+        f"Lower per_device_train_batch_size ({context.args.per_device_train_batch_size}) and raise "
         "gradient_accumulation_steps by the same factor, which leaves the optimizer steps as they are; or set "
         "gradient_checkpointing=True, bf16=True or auto_find_batch_size=True."
     )
 
 
-def _pickling(found: ErrorContext) -> str | None:
-    workers = found.args.dataloader_num_workers
+def _advise_on_pickling(context: ErrorContext) -> str | None:
+    workers = context.args.dataloader_num_workers
     if not workers:
         return None
     return (
@@ -274,8 +273,8 @@ def _pickling(found: ErrorContext) -> str | None:
     )
 
 
-# Torch's message on the end of a loader process -> the reason and the advice.
-ENDS_OF_LOADER_PROCESSES = {
+# Torch's message on a loader process's exit -> reason and advice.
+WORKER_EXIT_MESSAGES = {
     "killed by signal: Killed": "The system killed a loader process, usually because memory ran out: lower "
     "dataloader_num_workers ({workers}) or dataloader_prefetch_factor, or let the dataset keep less in memory.",
     "killed by signal: Bus error": "A loader process had no shared memory left, as in a container with a small "
@@ -291,29 +290,28 @@ ENDS_OF_LOADER_PROCESSES = {
 }
 
 
-def _lost_loader_process(found: ErrorContext) -> str | None:
-    # The end is in the message, or in that of the cause.
-    said = f"{found.error} {found.error.__cause__}"
-    end, words = next(
-        (end, words) for sign, words in ENDS_OF_LOADER_PROCESSES.items() if (end := re.search(sign, said))
+def _advise_on_lost_loader_process(context: ErrorContext) -> str | None:
+    message = f"{context.error} {context.error.__cause__}"
+    match, text = next(
+        (match, text) for pattern, text in WORKER_EXIT_MESSAGES.items() if (match := re.search(pattern, message))
     )
     saving = " With enable_jit_checkpoint=True training saves a checkpoint on SIGTERM and stops."
-    facts = end.groupdict() | {"saving": "" if found.args.enable_jit_checkpoint else saving}
-    return words.format(workers=found.args.dataloader_num_workers, **facts)
+    facts = match.groupdict() | {"saving": "" if context.args.enable_jit_checkpoint else saving}
+    return text.format(workers=context.args.dataloader_num_workers, **facts)
 
 
-# Pattern of messages, which begin with the type -> the advice, or a function that looks for it.
+# Pattern of "type: message" -> advice, or a function that returns it.
 RULES: list[tuple[str, Callable[[ErrorContext], str | None] | str]] = [
-    ("index out of range in self", _token_ids),
-    ("index out of range in self|expanded size of the tensor|must match the size of tensor", _sample_length),
-    (r"Target -?\d+ is out of bounds", _classes),
-    ("Target size .* must be the same as input size|expected scalar type Long but found Float", _label_type),
-    (r"Expected input batch_size .* to match target batch_size", _label_shape),
-    ("exactly one of input_ids or inputs_embeds|have to specify (either )?input_ids", _missing_input),
-    (r"forward\(\) missing \d+ required positional argument", _missing_input),
-    ("got an unexpected keyword argument", _unknown_input),
-    ("does not require grad and does not have a grad_fn", _no_gradient),
-    ("OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate", _memory),
+    ("index out of range in self", _advise_on_token_ids),
+    ("index out of range in self|expanded size of the tensor|must match the size of tensor", _advise_on_sample_length),
+    (r"Target -?\d+ is out of bounds", _advise_on_classes),
+    ("Target size .* must be the same as input size|expected scalar type Long but found Float", _advise_on_label_type),
+    (r"Expected input batch_size .* to match target batch_size", _advise_on_label_shape),
+    ("exactly one of input_ids or inputs_embeds|have to specify (either )?input_ids", _advise_on_missing_input),
+    (r"forward\(\) missing \d+ required positional argument", _advise_on_missing_input),
+    ("got an unexpected keyword argument", _advise_on_unknown_input),
+    ("does not require grad and does not have a grad_fn", _advise_on_no_gradient),
+    ("OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate", _advise_on_memory),
     (
         "Expected all tensors to be on the same device",
         "The batch and the parameters are on one device, so it is a tensor that the code makes itself: make it with "
@@ -323,8 +321,8 @@ RULES: list[tuple[str, Callable[[ErrorContext], str | None] | str]] = [
         "device-side assert",
         "It is mostly a label or a token id out of range. Run once with use_cpu=True: there the error names it.",
     ),
-    ("Can't pickle|cannot pickle|Can't get local object|PicklingError", _pickling),
-    (r"DataLoader worker \(pid", _lost_loader_process),
+    ("Can't pickle|cannot pickle|Can't get local object|PicklingError", _advise_on_pickling),
+    (r"DataLoader worker \(pid", _advise_on_lost_loader_process),
     (
         "Expected to have finished reduction in the prior iteration",
         "Some parameters got no gradient in the process that says so. Set ddp_find_unused_parameters=True (and leave "

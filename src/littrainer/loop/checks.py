@@ -1,4 +1,4 @@
-"""What a Trainer refuses: parameters of the wrong kind when it is made, and trainings that cannot go well."""
+"""Checks of a Trainer's parameters at its construction, and of a training before it begins."""
 
 from __future__ import annotations
 
@@ -39,47 +39,49 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# `littrainer check` says in it in which process it looks at a training.
+# Environment variable of `littrainer check`: the id of the process that it checks.
 CHECKED_PROCESS = "LITTRAINER_CHECKED_PROCESS"
-BY_KEYWORD = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
+KEYWORD_HINT = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
 
 
 def check_args(args: Any) -> None:
-    """Raise a TypeError for what is no training arguments."""
+    """Raise a TypeError unless `args` are training arguments."""
     if hasattr(args, "per_device_train_batch_size") and not isinstance(args, type):
         return
-    advice = BY_KEYWORD + "."
+    advice = KEYWORD_HINT + "."
     if isinstance(args, Mapping):
         advice = "Make TrainingArguments(**args) of it."
     elif isinstance(args, type):
         advice = f"Make an instance, as {args.__name__}('folder')."
     elif isinstance(args, str):
         advice = f"Make TrainingArguments({args!r}), where it names the folder for checkpoints."
-    raise TypeError(f"args has to be TrainingArguments, and is {_shown(args)}. {advice}")
+    raise TypeError(f"args has to be TrainingArguments, and is {_format_value(args)}. {advice}")
 
 
 def check_model_kind(model: Any, model_init: Any) -> None:
-    """Raise a TypeError for what is no model, and for what makes none."""
+    """Raise a TypeError unless `model` is a model and `model_init` a function."""
     if isinstance(model_init, nn.Module) or (model_init is not None and not callable(model_init)):
         advice = "pass it as model" if isinstance(model_init, nn.Module) else "such as a function without parameters"
-        raise TypeError(f"model_init has to be a function that makes the model, and is {_shown(model_init)}: {advice}.")
+        raise TypeError(
+            f"model_init has to be a function that makes the model, and is {_format_value(model_init)}: {advice}."
+        )
     if model is None or (hasattr(model, "parameters") and not isinstance(model, type)):
         return
-    advice = BY_KEYWORD + "."
+    advice = KEYWORD_HINT + "."
     if isinstance(model, str):
         advice = f"Load it first, such as AutoModelForSequenceClassification.from_pretrained({model!r})."
     elif isinstance(model, type):
         advice = f"Make an instance of it, or pass model_init={model.__name__}."
     elif hasattr(model, "model_type"):
         advice = "It is a configuration: make the model of it, such as AutoModelForCausalLM.from_config(config)."
-    raise TypeError(f"model has to be a torch.nn.Module, and is {_shown(model)}. {advice}")
+    raise TypeError(f"model has to be a torch.nn.Module, and is {_format_value(model)}. {advice}")
 
 
 def check_is_trainable(model: Any) -> None:
-    """Raise a ValueError for a quantized model without adapters, or whose quantization cannot be trained."""
+    """Raise a ValueError for a quantized model without adapters, or with a quantization that blocks gradients."""
     quantizer = getattr(model, "hf_quantizer", None)
-    is_trained_as_it_is = isinstance(model, torch.Tensor) or getattr(quantizer, "is_qat_trainable", False)
-    if not getattr(model, "is_quantized", False) or is_trained_as_it_is:
+    is_trainable = isinstance(model, torch.Tensor) or getattr(quantizer, "is_qat_trainable", False)
+    if not getattr(model, "is_quantized", False) or is_trainable:
         return
     method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
     how = "" if method is None else f" by {getattr(method, 'value', method)}"
@@ -96,11 +98,11 @@ def check_is_trainable(model: Any) -> None:
 
 
 def check_is_dataset(dataset: Any, name: str, method: str) -> None:
-    """Raise a TypeError for what samples cannot be read from, if one dataset is needed.
+    """Raise a TypeError unless samples can be read from `dataset`.
 
     Parameters:
-        name: the dataset's, for the error.
-        method: the Trainer's method that returns a loader.
+        name: name of the dataset in the error.
+        method: the Trainer's method that returns its loader.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError(
@@ -122,7 +124,7 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
             f"{name} is a DataFrame, and has to be a dataset of samples: pass datasets.Dataset.from_pandas(frame), or "
             'frame.to_dict("records").'
         )
-    # A dict of samples numbered from 0 can be read as a list can.
+    # A dict with keys from 0 can be read like a list.
     if isinstance(dataset, Mapping) and 0 not in dataset:
         names = ", ".join(map(repr, dataset))
         raise TypeError(
@@ -132,10 +134,10 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
 
 
 def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:
-    """Return the pair of an optimizer and a schedule; raise a TypeError for anything else."""
+    """Return the pair of optimizer and schedule, or raise a TypeError."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         raise TypeError(
-            f"optimizers has to be a pair (optimizer, schedule), and is {_shown(optimizers)}: pass "
+            f"optimizers has to be a pair (optimizer, schedule), and is {_format_value(optimizers)}: pass "
             "optimizers=(optimizer, None), and the arguments name the schedule."
         )
     for part in optimizers:
@@ -148,29 +150,29 @@ def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:
 
 
 def validate_lightning_keywords(lightning: Any) -> dict[str, Any]:
-    """Return further keywords of `lightning.Trainer`, copied; raise a TypeError if they are no dict."""
+    """Return a copy of the keywords for `lightning.Trainer`, or raise a TypeError."""
     if lightning is not None and not isinstance(lightning, Mapping):
         raise TypeError(
-            f"lightning has to be a dict of keywords for lightning.Trainer, and is {_shown(lightning)}: write "
+            f"lightning has to be a dict of keywords for lightning.Trainer, and is {_format_value(lightning)}: write "
             'lightning={"profiler": "simple"}, for one.'
         )
     return dict(lightning or {})
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return f"text ({value!r})" if isinstance(value, str) else kind_of(value)
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Refuse arguments that cannot be right or are not supported, and apply the log level."""
-    # Scripts set fields after construction too.
+    """Raise for invalid or unsupported arguments, and apply the log level."""
+    # Again, since scripts set fields after construction.
     check_values(args)
     normalize_accelerator_config(args)
     check_loader_processes(args)
     refuse_unsupported(args)
-    # Reading it refuses what it cannot be.
+    # Raises for an invalid layout.
     get_process_layout(args)
     check_processes(args)
     ensure_process_group(args)
@@ -178,17 +180,16 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def check_model_source(model: Any, model_init: Any) -> None:
-    """Refuse a Trainer that is given neither or both of a model and a way to make one, or something else for them."""
+    """Raise unless exactly one of `model` and `model_init` is given, and valid."""
     check_model_kind(model, model_init)
     check_is_trainable(model)
     if (model is None) == (model_init is None):
-        given = "neither" if model is None else "both"
-        error = RuntimeError if model is None else ValueError
-        raise error(f"Trainer takes a `model` or a `model_init`, and was given {given}: pass one of them.")
+        error, number = (RuntimeError, "neither") if model is None else (ValueError, "both")
+        raise error(f"Trainer takes a `model` or a `model_init`, and was given {number}: pass one of them.")
 
 
 def check_construction(trainer: Any) -> None:
-    """Refuse optimizers that cannot fit the model, missing datasets or metrics, and what is no collator."""
+    """Raise for unusable optimizers, missing datasets or metrics, and invalid collators."""
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
@@ -212,7 +213,7 @@ def check_construction(trainer: Any) -> None:
             f"data_collator has to be callable, and is {kind_of(collator)}: pass a function of a list of "
             "samples that returns a batch, and datasets by their names, train_dataset=... and eval_dataset=... ."
         )
-    # A class such as `dict` may make batches; one whose objects can be called makes collators.
+    # A class such as `dict` may make batches; a class with `__call__` makes collators.
     if isinstance(collator, type) and any("__call__" in vars(base) for base in collator.__mro__):
         raise TypeError(f"data_collator is the class {collator.__name__}: pass an object, {collator.__name__}(...).")
     if trainer.args.max_steps > 0 and trainer.args.num_train_epochs > 0:
@@ -249,10 +250,10 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
 
 
 def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, own_evaluation: bool) -> None:
-    """Refuse to train on nothing; a Trainer that only evaluates may have an empty train_dataset.
+    """Raise for empty datasets, before a training.
 
     Parameters:
-        own_evaluation: whether a subclass evaluates, whose metrics may have any name.
+        own_evaluation: whether a subclass evaluates, so that metrics may have any name.
     """
     if args.eval_strategy not in (None, IntervalStrategy.NO):
         datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
@@ -265,31 +266,31 @@ def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: An
     check_not_empty(train_dataset, "train_dataset")
 
 
-def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> None:
-    # Each evaluation of a dict puts the dataset's name into all its metrics' names, so that others cannot be found.
-    if wanted is None:
+def _check_name_of_best_metric(metric: str | None, datasets: dict[str, Any]) -> None:
+    # With a dict of datasets all names of metrics include the dataset's name.
+    if metric is None:
         return
-    name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
+    name = metric if metric.startswith("eval_") else f"eval_{metric}"
     if not any(name.startswith(f"eval_{key}_") for key in datasets):
         rest = name.removeprefix("eval_")
         raise KeyError(
-            f"metric_for_best_model={wanted!r} means {name!r}, which is not found in the evaluation metrics of a dict "
+            f"metric_for_best_model={metric!r} means {name!r}, which is not found in the evaluation metrics of a dict "
             "of datasets: their names hold the dataset's. Set metric_for_best_model to "
             f"{' or '.join(repr(f'eval_{key}_{rest}') for key in datasets)}."
         )
 
 
-def select_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
+def select_eval_dataset(default: Any, override: Any) -> Any:
     """Return the dataset to evaluate on.
 
     Parameters:
-        of_trainer: the Trainer's `eval_dataset`, which may be a dict of them.
-        wanted: a dataset, the name of one, or None for the Trainer's.
+        default: the Trainer's `eval_dataset`, or a dict of datasets.
+        override: a dataset, the name of a dataset, or None for the default.
     """
-    if wanted is None and of_trainer is None:
+    if override is None and default is None:
         raise ValueError("evaluate() needs an eval_dataset: pass one to the Trainer or to evaluate().")
-    if not isinstance(wanted, str):
-        dataset = of_trainer if wanted is None else wanted
+    if not isinstance(override, str):
+        dataset = default if override is None else override
         if isinstance(dataset, dict):
             raise ValueError(
                 f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): "
@@ -297,15 +298,15 @@ def select_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
             )
         check_is_dataset(dataset, "eval_dataset", "get_eval_dataloader")
         return dataset
-    if not isinstance(of_trainer, dict):
+    if not isinstance(default, dict):
         raise KeyError(
-            f"evaluate({wanted!r}) names a dataset, and the Trainer's eval_dataset is no dict of them but a "
-            f"{type(of_trainer).__name__}: pass the dataset itself, or eval_dataset={{{wanted!r}: ...}} to the Trainer."
+            f"evaluate({override!r}) names a dataset, and the Trainer's eval_dataset is no dict of them but a "
+            f"{type(default).__name__}: pass the dataset itself, or eval_dataset={{{override!r}: ...}} to the Trainer."
         )
-    if wanted not in of_trainer:
-        raise KeyError(f"There is no eval_dataset named {wanted!r}; there are {', '.join(map(str, of_trainer))}.")
-    check_is_dataset(of_trainer[wanted], f"eval_dataset {wanted!r}", "get_eval_dataloader")
-    return of_trainer[wanted]
+    if override not in default:
+        raise KeyError(f"There is no eval_dataset named {override!r}; there are {', '.join(map(str, default))}.")
+    check_is_dataset(default[override], f"eval_dataset {override!r}", "get_eval_dataloader")
+    return default[override]
 
 
 def check_not_empty(dataset: Any, name: str) -> None:
@@ -317,12 +318,12 @@ def check_not_empty(dataset: Any, name: str) -> None:
 
 
 def check_before_training(trainer: Any) -> None:
-    """Refuse a training that cannot go well, before anything is begun."""
+    """Raise for a training that cannot succeed, before it begins."""
     if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
         raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
     refuse_unsupported(trainer.args)
     apply_global_batch_size(trainer.args)
-    # Methods may have been set on the instance since it was made.
+    # Again, since scripts may have set methods on the instance.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
     if trainer.args.loss_normalization == "exact" and reduces_to_micro_batch_mean(trainer):
@@ -333,24 +334,24 @@ def check_before_training(trainer: Any) -> None:
     check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
     is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
     check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
-    needs_whole_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
-    is_split = needs_whole_model and (
+    needs_full_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
+    is_sharded = needs_full_model and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
     )
     if trainer.args.auto_micro_batch:
         reasons = {
-            "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_split,
+            "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_sharded,
             'a strategy in lightning={"strategy": ...} may let them wait too': "strategy"
             in get_lightning_keywords(trainer),
             "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
         }
-        for reason in (reason for reason, is_so in reasons.items() if is_so):
+        for reason in (reason for reason, applies in reasons.items() if applies):
             raise ValueError(f"auto_micro_batch does passes again, and {reason}: lower per_device_train_batch_size.")
-    if trainer.args.ema_decay is not None and is_split:
+    if trainer.args.ema_decay is not None and is_sharded:
         splits = "FSDP, DeepSpeed and tensor parallelism split them"
         raise ValueError(f"ema_decay averages whole weights, and {splits}: train without, or leave ema_decay unset.")
     check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())
     if trainer.args.max_tokens_per_batch is not None and trainer.args.eval_strategy != IntervalStrategy.NO:
-        # Samples without a length, or too long ones, are refused now, and not after an epoch.
+        # Making the loader raises for samples without a length or too long samples.
         for name in trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else (None,):
             trainer.get_eval_dataloader(name)

@@ -1,4 +1,4 @@
-"""What is asked for by the time that has passed, and by files that somebody puts into the run's folder."""
+"""Saves, evaluations and the end of training by the time, and by files that a user creates in the run's folder."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE_CHECK_INTERVAL_S = 1.0
-# What a file in the run's folder asks for, by its name.
-FILES = {"SAVE": "saves", "STOP": "saves and stops"}
+# File in the run's folder -> its effect.
+REQUEST_FILES = {"SAVE": "saves", "STOP": "saves and stops"}
 
 
 class Clock(StepPolicy):
-    """Raises flags of the control as `save_minutes`, `eval_minutes` and `max_minutes` ask, and for SAVE and STOP.
+    """Flags of the control by `save_minutes`, `eval_minutes`, `max_minutes` and the files SAVE and STOP.
 
     Parameters:
-        run_dir: the folder in which the files are looked for, and taken away when they are answered.
-        ignores_present_files: files that are there already may be left over, and ask for nothing.
-        flags: keeps the flags equal in all processes; None in one process.
+        run_dir: the folder of the files, which are deleted when they take effect.
+        ignores_present_files: delete files of an earlier training without effect.
+        flags: synchronizes the flags; None with one process.
 
     Attributes:
         ended_training: whether `max_minutes` have passed.
-        next_call: `time.monotonic()` from which on `on_step_end` has to be called.
+        next_call: `time.monotonic()` before which `on_step_end` has no effect.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Clock(StepPolicy):
         now = time.monotonic()
         self._due = {flag: now + seconds for flag, seconds in self._seconds.items()}
         self._end = math.inf if args.max_minutes is None else began + 60 * args.max_minutes
-        self._next_look = self.next_call = now
+        self._next_file_check = self.next_call = now
         self.ended_training = False
         self._undeletable: set[Path] = set()
-        for path in self._files_taken_away() if ignores_present_files else ():
+        for path in self._pop_request_files() if ignores_present_files else ():
             logger.warning("%s was there before this training began and is ignored: training continues.", path)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        """Raise what is due after an optimizer step; the first process does, and the others follow it."""
+        """Raise due flags, which the other processes receive from this process."""
         now = time.monotonic()
         self._raise_flags(control, state.global_step, now)
         if self._flags is not None:
@@ -68,21 +68,22 @@ class Clock(StepPolicy):
             setattr(control, flag, getattr(control, flag) or now >= due)
         if now >= self._end and not self.ended_training:
             self.ended_training = control.should_training_stop = True
-            # As at max_steps; what the epoch strategies ask for follows at the end of the epoch.
+            # As at max_steps; epoch strategies act at the end of the epoch.
             control.should_save = control.should_save or self._args.save_strategy != SaveStrategy.NO
             control.should_evaluate = control.should_evaluate or self._args.eval_strategy == IntervalStrategy.STEPS
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
-        if now >= self._next_look:
-            self._next_look = now + FILE_CHECK_INTERVAL_S
-            for path in self._files_taken_away():
-                logger.warning("%s: training %s at optimizer step %d.", path, FILES[path.name], step)
+        if now >= self._next_file_check:
+            self._next_file_check = now + FILE_CHECK_INTERVAL_S
+            for path in self._pop_request_files():
+                logger.warning("%s: training %s at optimizer step %d.", path, REQUEST_FILES[path.name], step)
                 control.should_save = True
                 control.should_training_stop = control.should_training_stop or path.name == "STOP"
-        self.next_call = min(self._next_look, self._end, *self._due.values())
+        self.next_call = min(self._next_file_check, self._end, *self._due.values())
 
-    def _files_taken_away(self) -> list[Path]:
-        found = {path for path in map(self._run_dir.joinpath, FILES) if path.is_file()}
-        new, self._undeletable = found - self._undeletable, found & self._undeletable
+    def _pop_request_files(self) -> list[Path]:
+        present = {path for path in map(self._run_dir.joinpath, REQUEST_FILES) if path.is_file()}
+        new = present - self._undeletable
+        self._undeletable &= present
         for path in new:
             try:
                 path.unlink(missing_ok=True)
@@ -92,7 +93,7 @@ class Clock(StepPolicy):
         return sorted(new)
 
     def begin_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
-        """Count the minutes from now on to the next save or evaluation, after one for whatever reason has ended."""
+        """Restart the minutes to the next save or evaluation, after any save or evaluation."""
         now = time.monotonic()
         for flag, is_done in (("should_save", has_saved), ("should_evaluate", has_evaluated)):
             if is_done and flag in self._due:

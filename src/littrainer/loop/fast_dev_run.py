@@ -1,4 +1,4 @@
-"""`lightning={"fast_dev_run": True}`: a trial of a whole script, in a few batches, that leaves nothing behind."""
+"""`lightning={"fast_dev_run": True}`: a trial of a script with a few batches, without checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What the arguments say for the length of the training: each step is logged, one evaluation ends it, nothing is saved.
-ARGUMENTS_OF_A_TRIAL: dict[str, Any] = {
+TRIAL_ARGUMENTS: dict[str, Any] = {
     "logging_strategy": IntervalStrategy.STEPS,
     "logging_steps": 1,
     "eval_on_start": False,
@@ -29,36 +28,36 @@ ARGUMENTS_OF_A_TRIAL: dict[str, Any] = {
 }
 
 
-class _SavesNothing(TrainerCallback):
-    """The last of the callbacks: it takes back what others have asked for."""
+class _DisableSaves(TrainerCallback):
+    """The last callback, which lowers the flags of others."""
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         control.should_save = False
-        # One at the end of the epoch is enough.
+        # The end of the epoch evaluates.
         control.should_evaluate = False
 
-    def _leave_out(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+    def _disable_save(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         control.should_save = False
 
-    on_epoch_end = on_log = on_evaluate = _leave_out
+    on_epoch_end = on_log = on_evaluate = _disable_save
 
 
 def should_push_automatically(source: KeywordSource) -> bool:
-    """Return whether the model is pushed to the Hub without a call by the script; in a trial it is not."""
+    """Return whether to push the model to the Hub without a call by the script; False in a trial."""
     return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
 def select_trackers(source: KeywordSource) -> Any:
-    """What `report_to` names, and nothing in a trial."""
+    """Return `report_to`; "none" in a trial."""
     return "none" if count_development_batches(source) else source.args.report_to
 
 
 @contextmanager
 def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
-    """While the block runs a training is a trial, where `fast_dev_run` asks for one; else nothing is changed.
+    """Run a training as a trial if `fast_dev_run` is set.
 
     Parameters:
-        resume_from_checkpoint: the argument of `train()`, which has to be unset.
+        resume_from_checkpoint: the argument of `train()`, which must be unset in a trial.
     """
     if not count_development_batches(trainer):
         yield
@@ -69,23 +68,22 @@ def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[No
             f"resume_from_checkpoint={resume_from_checkpoint!r}: leave one of them out."
         )
     logger.warning(
-        "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and no tracker hears of it.",
+        "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and trackers are off.",
         count_development_batches(trainer),
     )
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
     evaluates = trainer.eval_dataset is not None or args.eval_strategy != IntervalStrategy.NO
     strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
-    changed = {**ARGUMENTS_OF_A_TRIAL, "eval_strategy": strategy}
-    kept = {name: getattr(args, name) for name in changed}
-    silent = [(place, one) for place, one in enumerate(callbacks) if isinstance(one, TrackerCallback)]
-    guard = _SavesNothing()
-    callbacks[:] = [*(one for one in callbacks if not isinstance(one, TrackerCallback)), guard]
-    vars(args).update(changed)
+    changes = {**TRIAL_ARGUMENTS, "eval_strategy": strategy}
+    originals = {name: getattr(args, name) for name in changes}
+    trackers = {index: callback for index, callback in enumerate(callbacks) if isinstance(callback, TrackerCallback)}
+    guard = _DisableSaves()
+    callbacks[:] = [*(callback for callback in callbacks if not isinstance(callback, TrackerCallback)), guard]
+    vars(args).update(changes)
     try:
         yield
     finally:
-        vars(args).update(kept)
-        # Others may have been added or removed.
-        callbacks[:] = [one for one in callbacks if one is not guard]
-        for place, one in silent:
-            callbacks.insert(place, one)
+        vars(args).update(originals)
+        callbacks[:] = [callback for callback in callbacks if callback is not guard]
+        for index, tracker in trackers.items():
+            callbacks.insert(index, tracker)

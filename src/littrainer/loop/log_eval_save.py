@@ -1,4 +1,4 @@
-"""What is done when the control asks for it: log, evaluate, save; and which evaluation is the best so far."""
+"""Logs, evaluations and saves of a training, and its best evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from littrainer.loop.overrides import find_overrides
 
 logger = logging.getLogger(__name__)
 
-# Methods of a Trainer that a subclass may override, which then have to find the model as it is at that step.
+# Methods whose overrides need the model as it is at the saved step.
 WRITING_METHODS = (
     "_save_checkpoint",
     "save_model",
@@ -35,29 +35,28 @@ if TYPE_CHECKING:
 def collect_logs(
     loss: RunningLoss, running_sum: torch.Tensor, step: int, grad_norm: Any, learning_rate: float
 ) -> dict[str, float]:
-    """Return what is logged of the steps since the last log, and sum from 0 again.
+    """Return the logs of the steps since the last log, and reset the running sum.
 
     Parameters:
-        loss: the running loss of the training.
+        loss: running loss of the training.
         running_sum: its sum since the last log; set to 0 in place.
         step: optimizer steps done.
-        grad_norm: norm of the gradients at the last one; None if it is not known.
+        grad_norm: gradient norm of the last step, or None.
     """
-    summed = loss.values.item(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
-    # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
-    # transformers.
+    total = loss.values.item(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
+    # Not zero_(): a running loss that is nan stays nan, as in transformers.
     running_sum -= running_sum.clone()
-    logs: dict[str, float] = {"loss": summed / (step - loss.step_of_last_log)}
+    logs: dict[str, float] = {"loss": total / (step - loss.step_of_last_log)}
     if grad_norm is not None:
         logs["grad_norm"] = loss.values.item(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
     logs["learning_rate"] = learning_rate
-    loss.before_last_log += summed
+    loss.before_last_log += total
     loss.step_of_last_log = step
     return logs
 
 
 def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
-    """Return whether `async_save` is set and no method that writes checkpoints is overridden, which is a warning.
+    """Return whether `async_save` applies: overrides of methods that write checkpoints disable it with a warning.
 
     Parameters:
         instance: the Trainer.
@@ -74,13 +73,12 @@ def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
 
 
 def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
-    """Evaluate as the training asks for it; memory that runs out is no reason for smaller training batches."""
+    """Evaluate during training, with an out-of-memory error that `auto_find_batch_size` does not handle."""
     try:
         return trainer.evaluate(ignore_keys=ignore_keys)
     except RuntimeError as error:
         if trainer.args.auto_find_batch_size and is_out_of_memory(error):
-            # Training again with smaller micro-batches would not help the evaluation; this message must not look like
-            # one that asks for it.
+            # The message must not match `is_out_of_memory`, since smaller micro-batches would not help.
             raise RuntimeError(
                 f"Memory ran out in the evaluation at optimizer step {trainer.state.global_step}, and "
                 "auto_find_batch_size finds a size for training only: lower per_device_eval_batch_size, or set "
@@ -90,7 +88,7 @@ def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dic
 
 
 def update_best_metric(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
-    """Note an evaluation that beats the best one so far, and return whether it does."""
+    """Return whether an evaluation is the best so far, and record it."""
     if args.metric_for_best_model is None:
         return False
     name = args.metric_for_best_model

@@ -1,4 +1,4 @@
-"""What is done to the model for the length of one training, in the order in which it is done."""
+"""Preparation of the model for a training."""
 
 from __future__ import annotations
 
@@ -22,34 +22,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What torch.utils.checkpoint.checkpoint takes besides the function and its arguments.
+# Keywords of torch.utils.checkpoint.checkpoint.
 CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
-# Keys of activation_checkpointing_kwargs that are the model's to carry out, with their defaults.
-LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
+# Keys of activation_checkpointing_kwargs for the model itself, with their defaults.
+LAYER_OPTIONS: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 
 @contextmanager
 def prepare_model_for_training(trainer: Any) -> Iterator[None]:
-    """Prepare the model as the arguments ask; the noise of NEFTune ends with the block, however it ends."""
+    """Prepare the model by the arguments, with NEFTune's noise until the end of the block."""
     apply_liger_kernels(trainer.model, trainer.args)
     move_to_device(trainer)
     enable_activation_checkpointing(trainer.model, trainer.args)
     align_special_tokens(trainer.model, trainer.processing_class)
-    watch_for_overflow(trainer.model, trainer.args)
+    detect_overflow(trainer.model, trainer.args)
     with add_embedding_noise(trainer.model, trainer.neftune_noise_alpha) as trainer.session.neftune_hook_handle:
         yield
 
 
 def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None:
-    """Let the model recompute activations in the backward pass, if the arguments ask for it.
+    """Recompute activations in the backward pass, if `activation_checkpointing` is set.
 
-    The model gets `every_n_layers` and `offload` among the keywords, `torch.utils.checkpoint` all others.
+    The keywords `every_n_layers` and `offload` are for the model, all others for `torch.utils.checkpoint`.
     """
     if not args.activation_checkpointing:
         return
-    given: Any = args.activation_checkpointing_kwargs
-    keywords = dict(given or {})
-    choices = {name: keywords.pop(name, default) for name, default in LAYER_CHOICES.items()}
+    keywords: dict[str, Any] = dict(args.activation_checkpointing_kwargs or {})  # type: ignore[arg-type]
+    options = {name: keywords.pop(name, default) for name, default in LAYER_OPTIONS.items()}
     unknown = sorted(set(keywords) - CHECKPOINT_KEYWORDS) if is_a(model, "pretrained model") else []
     if unknown:
         raise ValueError(
@@ -57,9 +56,9 @@ def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None
             f"torch.utils.checkpoint takes {', '.join(sorted(CHECKPOINT_KEYWORDS))}."
         )
     if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=keywords or None, **choices)
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=keywords or None, **options)
     elif hasattr(model, "gradient_checkpointing_enable"):
-        _enable_by_old_name(model, keywords, choices)
+        _enable_by_old_name(model, keywords, options)
     else:
         raise ValueError(
             f"activation_checkpointing=True (or gradient_checkpointing=True) asks {type(model).__name__} to recompute "
@@ -68,7 +67,7 @@ def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None
         )
 
 
-def _enable_by_old_name(model: Any, keywords: dict[str, Any], choices: dict[str, Any]) -> None:
+def _enable_by_old_name(model: Any, keywords: dict[str, Any], options: dict[str, Any]) -> None:
     if not is_a(model, "pretrained model"):
         warnings.warn(
             f"{type(model).__name__} only has gradient_checkpointing_enable(), the old name of "
@@ -77,21 +76,21 @@ def _enable_by_old_name(model: Any, keywords: dict[str, Any], choices: dict[str,
             stacklevel=2,
         )
     parameters = inspect.signature(model.gradient_checkpointing_enable).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    taken = {name: value for name, value in choices.items() if takes_any or name in parameters}
-    lost = [
-        f"{name}={value!r}" for name, value in choices.items() if name not in taken and value != LAYER_CHOICES[name]
+    has_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    accepted = {name: value for name, value in options.items() if has_kwargs or name in parameters}
+    rejected = [
+        f"{name}={value!r}" for name, value in options.items() if name not in accepted and value != LAYER_OPTIONS[name]
     ]
-    if lost:
+    if rejected:
         raise ValueError(
-            f"activation_checkpointing_kwargs asks for {', '.join(lost)}, which gradient_checkpointing_enable() of "
+            f"activation_checkpointing_kwargs asks for {', '.join(rejected)}, which gradient_checkpointing_enable() of "
             f"{type(model).__name__} does not take. Leave that out, or use a model that takes it."
         )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords or None, **taken)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keywords or None, **accepted)
 
 
-def watch_for_overflow(model: nn.Module, args: TrainingArguments) -> None:
-    """Let hooks of transformers stop a training at the first number that is not finite, if `debug` asks for it."""
+def detect_overflow(model: nn.Module, args: TrainingArguments) -> None:
+    """Register hooks of transformers that end the training at the first non-finite number, if `debug` is set."""
     if DebugOption.UNDERFLOW_OVERFLOW not in args.debug:
         return
     try:
@@ -106,10 +105,10 @@ def watch_for_overflow(model: nn.Module, args: TrainingArguments) -> None:
 
 @contextmanager
 def add_embedding_noise(model: nn.Module, alpha: float | None) -> Iterator[Any]:
-    """Add noise to what the model's input embeddings return in training mode, for the length of a block.
+    """Add noise to the outputs of the input embeddings in training mode, within a block.
 
     Parameters:
-        alpha: strength of the noise; None adds none.
+        alpha: strength of the noise, or None.
     """
     if alpha is None:
         yield None
@@ -137,15 +136,14 @@ def _input_embeddings(model: nn.Module, alpha: float) -> nn.Module:
 def _add_noise(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     if not embeddings.training:
         return output
-    # Of a row's length, so that long rows are not drowned in noise. A tensor's square root, whose rounding decides the
-    # last bit.
+    # A tensor, whose square root rounds as in transformers.
     width = torch.tensor(output.size(1) * output.size(2))
     bound = embeddings.neftune_noise_alpha / torch.sqrt(width)
     return output + torch.zeros_like(output).uniform_(-bound, bound)
 
 
 def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
-    """Replace the layers of a model of transformers that Liger has kernels for, as `liger_kernel_config` selects."""
+    """Replace layers of a transformers model by Liger's kernels, as `liger_kernel_config` selects."""
     if not args.use_liger_kernel:
         return
     try:
@@ -165,16 +163,14 @@ def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
         )
 
 
-# Name of the token id, and whether a config may hold several of them, any of which ends a generation.
+# Name of a token id -> whether a config may have several, any of which ends a generation.
 SPECIAL_TOKENS = {"eos_token_id": True, "bos_token_id": False, "pad_token_id": False}
 
 
 def align_special_tokens(model: Any, processing_class: Any) -> None:
     """Write the tokenizer's special token ids into the model's config and generation config.
 
-    Only ids that the tokenizer defines are written, and an end-of-sequence id is added to a list of them rather than
-    put in its place, so that no token that ends a generation is lost. Anything but a tokenizer or a processor around
-    one, or a model without a config, is left alone.
+    An end-of-sequence id is added to a list of ids, so that no token that ends a generation is lost.
     """
     if is_a(processing_class, "processor"):
         tokenizer = processing_class.tokenizer
@@ -191,16 +187,15 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
         token_id = getattr(tokenizer, name)
         if token_id is None:
             continue
-        in_config = _ids(config, name)
-        in_generation_config = None if generation_config is None else _ids(generation_config, name)
-        if token_id in in_config and (in_generation_config is None or token_id in in_generation_config):
+        config_ids = _get_ids(config, name)
+        generation_ids = None if generation_config is None else _get_ids(generation_config, name)
+        if token_id in config_ids and (generation_ids is None or token_id in generation_ids):
             continue
         changed[name] = token_id
-        keeps_list = may_be_several and isinstance(getattr(config, name, None), list)
-        setattr(config, name, _with_first(token_id, in_config) if keeps_list else token_id)
-        if in_generation_config is not None:
-            value = _with_first(token_id, in_generation_config) if may_be_several else token_id
-            setattr(generation_config, name, value)
+        is_list = may_be_several and isinstance(getattr(config, name, None), list)
+        setattr(config, name, _prepend(token_id, config_ids) if is_list else token_id)
+        if generation_ids is not None:
+            setattr(generation_config, name, _prepend(token_id, generation_ids) if may_be_several else token_id)
     if changed:
         logger.warning(
             "The tokenizer's special tokens differ from the model's; its config and generation config now have %s.",
@@ -208,10 +203,10 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
         )
 
 
-def _ids(config: Any, name: str) -> list[int]:
+def _get_ids(config: Any, name: str) -> list[int]:
     value = getattr(config, name, None)
-    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+    return [token_id for token_id in (value if isinstance(value, list) else [value]) if token_id is not None]
 
 
-def _with_first(token_id: int, ids: list[int]) -> list[int]:
-    return [token_id, *(one for one in ids if one != token_id)]
+def _prepend(token_id: int, ids: list[int]) -> list[int]:
+    return [token_id, *(other_id for other_id in ids if other_id != token_id)]

@@ -1,4 +1,4 @@
-"""Memory that runs out: errors that say so, what is freed after them, and smaller batches (auto_find_batch_size)."""
+"""Out-of-memory errors: their detection, freeing memory, and smaller batches (auto_find_batch_size)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Parts of the messages by which torch and its backends report that memory ran out.
 OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     " out of memory.",
@@ -28,20 +27,18 @@ OUT_OF_MEMORY_MESSAGES = (
     "MPS backend out of memory",
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
 )
-# `auto_find_batch_size`: the next try has this share of the samples.
 SHRINK_FACTOR = 0.9
-# The processes agree on each forward pass of a training's first optimizer steps; then its batch size is taken to fit.
+# Optimizer steps in which processes synchronize out-of-memory errors of forward passes.
 MAX_AGREED_STEPS = 100
-# After the first of several processes ran out of memory, where they have not agreed on it.
-MAX_WAIT_FOR_FAILURES_S = 60
+FAILURE_TIMEOUT_S = 60
 
 
 class OutOfMemoryOnAnyRank(RuntimeError):
-    """Memory ran out in a forward pass of some process, and all processes raise this."""
+    """An error that all processes raise if memory ran out in a forward pass of any process."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error reports that memory ran out."""
+    """Return whether an error reports an out-of-memory condition."""
     if isinstance(error, torch.cuda.OutOfMemoryError | OutOfMemoryOnAnyRank):
         return True
     is_plain = isinstance(error, RuntimeError) and len(error.args) == 1
@@ -49,7 +46,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def empty_device_cache() -> None:
-    """Return memory that torch holds and does not use to the accelerator; without an accelerator, do nothing."""
+    """Release unused memory of torch's cache to the accelerator, if there is an accelerator."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
@@ -59,19 +56,19 @@ def empty_device_cache() -> None:
 
 
 def free_memory() -> None:
-    """Free what nothing refers to any more, objects that refer to each other among it, on the accelerator too.
+    """Free unreferenced objects and cycles, on the accelerator too.
 
-    An error has to be out of scope: the frames of its traceback refer to the tensors that filled the memory.
+    Errors must be out of scope, since their tracebacks refer to tensors.
     """
     gc.collect()
     empty_device_cache()
 
 
 def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
-    """Call a function, and return whether it did not run out of memory, in which case memory has been freed.
+    """Call a function, and return False, after freeing memory, if memory ran out.
 
     Raises:
-        RuntimeError: some processes have not run out of memory, and wait for gradients of this process.
+        RuntimeError: other processes have not run out of memory, and wait for gradients.
         Exception: another error of the function.
     """
     try:
@@ -79,11 +76,11 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        is_agreed = args.world_size == 1 or isinstance(error, OutOfMemoryOnAnyRank)
-        if not is_agreed and not barrier_with_timeout(MAX_WAIT_FOR_FAILURES_S):
+        is_synced = args.world_size == 1 or isinstance(error, OutOfMemoryOnAnyRank)
+        if not is_synced and not barrier_with_timeout(FAILURE_TIMEOUT_S):
             raise RuntimeError(
                 f"auto_find_batch_size: memory ran out in process {args.process_index}, outside of a forward pass "
-                f"or after {MAX_AGREED_STEPS} steps, and not in all processes within {MAX_WAIT_FOR_FAILURES_S} "
+                f"or after {MAX_AGREED_STEPS} steps, and not in all processes within {FAILURE_TIMEOUT_S} "
                 "seconds; the others wait for its gradients and cannot start over. Lower per_device_train_batch_size."
             ) from error
     else:
@@ -94,14 +91,14 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
 
 @contextmanager
 def sync_forward_failures(args: TrainingArguments, steps: int, is_trial: bool) -> Iterator[None]:
-    """Let all processes fail together in a forward pass, if training continues after the error.
+    """Raise errors of a forward pass in all processes, if training continues after them.
 
-    These are errors of memory in the first steps with a batch size that is searched for, and all errors in a trial of a
-    hyperparameter search. With one process, or in another training, the block is left alone.
+    This applies to out-of-memory errors of the first steps under `auto_find_batch_size`, and to all errors in a trial
+    of a hyperparameter search.
 
     Parameters:
-        steps: optimizer steps since the training began, or began again.
-        is_trial: whether it is a trial of a hyperparameter search.
+        steps: optimizer steps since the training was started or restarted.
+        is_trial: whether this is a trial of a hyperparameter search.
     """
     searches_size = args.auto_find_batch_size and steps < MAX_AGREED_STEPS
     if not (searches_size or is_trial) or args.world_size == 1:
@@ -120,16 +117,16 @@ def sync_forward_failures(args: TrainingArguments, steps: int, is_trial: bool) -
 
 
 def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Result:
-    """Call `train` with smaller and smaller micro-batches until it does not run out of memory.
+    """Call `train`, with `auto_find_batch_size` repeatedly with smaller micro-batches until memory suffices.
 
-    Each try begins with the model and the optimizer as the one before left them. Without `auto_find_batch_size` there
-    is one try. With `global_batch_size` the sizes are those that divide it, and an optimizer step keeps its samples.
+    Each attempt continues with the current model and optimizer. With `global_batch_size` only divisors of it are
+    tried, so that an optimizer step keeps its samples.
 
     Parameters:
         train: trains with micro-batches of `session.train_batch_size` samples per device.
 
     Raises:
-        RuntimeError: a single sample does not fit either.
+        RuntimeError: a single sample does not fit.
     """
     args, session = trainer.args, trainer.session
     if not args.auto_find_batch_size:
@@ -165,8 +162,8 @@ def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Res
 
 
 def drop_training_objects(trainer: Any) -> None:
-    """Drop what a training has made around the model, and free its memory."""
+    """Drop Lightning's trainer and wrappers of the model, and free their memory."""
     trainer.session.lightning.trainer = None
-    # DDP around the model would continue to exchange gradients.
+    # A DDP wrapper would continue to all-reduce gradients.
     trainer.model_wrapped = trainer.model
     free_memory()

@@ -1,7 +1,4 @@
-"""Methods that a subclass, or a script, overrides: which they are, those never called, those with fewer parameters.
-
-Overrides written for an earlier release, whose Trainer gave them fewer arguments, get those that they take.
-"""
+"""Overridden methods of a Trainer: finding them, calling earlier signatures, refusing those that are never called."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from littrainer.loop.loss import MICRO_BATCH_MEAN_MARK
 
 
 class Signature(NamedTuple):
-    """How an override is called.
+    """The call of an overridable method.
 
     Parameters:
-        first: parameters that it always had, which are given by place.
-        by_place: parameters that it got later, which are given by place after these.
-        by_keyword: parameters that it got later, which are given by keyword.
+        first: number of parameters that every release has, which are passed by position.
+        by_place: later parameters that are passed by position.
+        by_keyword: later parameters that are passed by keyword.
     """
 
     first: int
@@ -36,31 +33,32 @@ SIGNATURES: dict[str, Signature] = {
     "_get_train_sampler": Signature(0, by_place=("train_dataset",)),
     "_maybe_log_save_evaluate": Signature(6, by_place=("start_time",), by_keyword=("learning_rate",)),
 }
-# Set on what stands in for an override.
-IS_ADAPTED = "_takes_what_is_given_today"
+# Attribute of a wrapper around an override.
+IS_ADAPTED = "_has_adapted_signature"
 
 
 def accept_earlier_signatures(instance: object) -> None:
-    """Let methods that were set on this Trainer, or on its class after that was made, be called as today."""
+    """Wrap methods with earlier signatures that were set on a Trainer, or on its class after its definition."""
     for name in find_overrides(instance, SIGNATURES):
         accept_earlier_signature(instance, name)
 
 
 def accept_earlier_signature(holder: Any, name: str) -> None:
-    """Wrap an override that takes less than today's calls give, and issue a FutureWarning.
+    """Wrap an override that lacks later parameters, with a FutureWarning.
 
     Parameters:
-        holder: the class, or the Trainer, that has it.
+        holder: the class or the Trainer with the override.
     """
     method = getattr(holder, name)
     is_class = isinstance(holder, type)
-    missing = [] if getattr(method, IS_ADAPTED, False) else _missing(method, SIGNATURES[name], has_self=is_class)
+    signature = SIGNATURES[name]
+    missing = [] if getattr(method, IS_ADAPTED, False) else _find_missing(method, signature, has_self=is_class)
     if not missing:
         return
-    fewer = _with_fewer_parameters(method, missing)
-    setattr(fewer, IS_ADAPTED, True)
-    setattr(fewer, MICRO_BATCH_MEAN_MARK, "num_items_in_batch" in missing)
-    setattr(holder, name, fewer)
+    wrapper = _drop_parameters(method, missing)
+    setattr(wrapper, IS_ADAPTED, True)
+    setattr(wrapper, MICRO_BATCH_MEAN_MARK, "num_items_in_batch" in missing)
+    setattr(holder, name, wrapper)
     class_name = holder.__name__ if is_class else type(holder).__name__
     today = ", ".join(f"{parameter}=None" for parameter in missing)
     warnings.warn(
@@ -70,67 +68,64 @@ def accept_earlier_signature(holder: Any, name: str) -> None:
     )
 
 
-def _missing(method: Any, signature: Signature, has_self: bool) -> list[str]:
-    """The parameters that a method does not take; none where it takes any, or where it is none of ours to judge."""
+def _find_missing(method: Any, signature: Signature, has_self: bool) -> list[str]:
     try:
         parameters = list(inspect.signature(method).parameters.values())[int(has_self) :]
     except (TypeError, ValueError):
         return []
-    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(by_place) < signature.first:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < signature.first:
         return []
     missing: list[str] = []
-    # The parameters may have other names where they are given by place.
+    # By number, since positional parameters may have other names.
     if not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        missing += signature.by_place[len(by_place) - signature.first :]
+        missing += signature.by_place[len(positional) - signature.first :]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         names = {p.name for p in parameters}
         missing += [name for name in signature.by_keyword if name not in names]
     return missing
 
 
-def _with_fewer_parameters(method: Callable[..., Any], missing: list[str]) -> Callable[..., Any]:
+def _drop_parameters(method: Callable[..., Any], missing: list[str]) -> Callable[..., Any]:
     parameters = inspect.signature(method).parameters.values()
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    most = None if takes_any else len(parameters)
+    limit = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters)
 
     @functools.wraps(method)
-    def with_fewer_parameters(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         for name in missing:
             kwargs.pop(name, None)
-        return method(*args[:most], **kwargs)
+        return method(*args[:limit], **kwargs)
 
-    return with_fewer_parameters
+    return call
 
 
 Class = TypeVar("Class", bound=type)
 
-# Name -> what the package's classes have under it. Compared by identity: an override made with functools.wraps bears
-# the name and the module of ours.
-_OF_THE_PACKAGE: dict[str, list[Any]] = {}
+# Name -> members of the package's classes. Compared by identity, since functools.wraps copies names and modules.
+_PACKAGE_MEMBERS: dict[str, list[Any]] = {}
 
 
 def register_package_class(cls: Class) -> Class:
-    """Decorate a Trainer class of the package: what it, and its bases, have when it is made is no override."""
+    """Register the members of a Trainer class of the package and of its bases, which are no overrides."""
     for base in cls.__mro__:
         for name, member in vars(base).items():
-            _OF_THE_PACKAGE.setdefault(name, []).append(member)
+            _PACKAGE_MEMBERS.setdefault(name, []).append(member)
     return cls
 
 
 def find_overrides(instance: object, names: Iterable[str]) -> list[str]:
-    """Return the named methods that this instance, its class or a class between that and ours overrides."""
-    own, cls = [], type(instance)
+    """Return the named methods that an instance or a subclass of the package's classes overrides."""
+    overrides, cls = [], type(instance)
     for name in names:
-        ours, found = _OF_THE_PACKAGE.get(name, ()), getattr(cls, name, None)
-        # Python finds a function by itself much faster than `getattr_static` does, which finds all else.
-        is_ours = found is None or found in ours or inspect.getattr_static(cls, name) in ours
-        if name in vars(instance) or not is_ours:
-            own.append(name)
-    return own
+        members, method = _PACKAGE_MEMBERS.get(name, ()), getattr(cls, name, None)
+        # `getattr` is much faster than `getattr_static`, and enough for functions.
+        is_package_member = method is None or method in members or inspect.getattr_static(cls, name) in members
+        if name in vars(instance) or not is_package_member:
+            overrides.append(name)
+    return overrides
 
 
-# Methods that transformers calls and that nothing here calls: an override would be ignored, so it is refused.
+# Method that only transformers calls -> alternative.
 NEVER_CALLED: dict[str, str] = {
     "_run_epoch": "Lightning runs the epochs: override training_step, get_batch_samples or _inner_training_loop, or "
     "add a callback with on_epoch_begin and on_epoch_end",
@@ -145,10 +140,10 @@ NEVER_CALLED: dict[str, str] = {
 
 
 def refuse_ignored_overrides(instance: object) -> None:
-    """Refuse a Trainer that overrides what is never called, in a subclass, on the class or on the instance.
+    """Refuse a Trainer with overrides that are never called.
 
     Raises:
-        NotImplementedError: it has some; all are named, with what to override instead.
+        NotImplementedError: the Trainer has such overrides.
     """
     ignored = [f"{name} ({NEVER_CALLED[name]})" for name in find_overrides(instance, NEVER_CALLED)]
     if ignored:

@@ -1,4 +1,4 @@
-"""How long a training is: epochs, optimizer steps and samples, from the arguments and the loader's length."""
+"""The length of a training in epochs, optimizer steps and samples, from the arguments and the loader's length."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TrainingPlan(NamedTuple):
     """The length of a training.
 
     Parameters:
-        num_train_epochs: passes over the data, the last one possibly partial; huge for a stream.
-        optimizer_steps_per_epoch: a shorter last window counts as a step.
+        num_train_epochs: epochs, of which the last may be partial; `sys.maxsize` for a stream.
+        optimizer_steps_per_epoch: optimizer steps, including a shorter last window.
         num_examples: samples in an epoch.
         num_train_samples: samples in the whole training.
         total_train_batch_size: samples per optimizer step, over all devices.
-        micro_batches_per_epoch: batches the loader gives in an epoch.
+        micro_batches_per_epoch: batches of the loader in an epoch.
         max_steps: optimizer steps in the whole training.
     """
 
@@ -38,47 +38,46 @@ class TrainingPlan(NamedTuple):
 
     @property
     def is_endless(self) -> bool:
-        """Whether the data is a stream of unknown length, of which only `max_steps` ends the training."""
+        """True for a stream of unknown length, which `max_steps` ends."""
         return self.num_train_epochs == sys.maxsize
 
     def skip_windows(self, number: int, args: TrainingArguments) -> TrainingPlan:
-        """The plan of a training without so many optimizer steps' data, which reads further for `max_steps`."""
+        """Return a plan that skips the data of some optimizer steps, and reads more data to reach `max_steps`."""
         if args.max_steps <= 0 or not number:
             return self._replace(max_steps=self.max_steps - number)
         if self.is_endless:
-            further = number * args.gradient_accumulation_steps
-            return self._replace(micro_batches_per_epoch=self.micro_batches_per_epoch + further)
-        further = math.ceil(number / self.optimizer_steps_per_epoch)
-        return self._replace(num_train_epochs=self.num_train_epochs + further)
+            extra_batches = number * args.gradient_accumulation_steps
+            return self._replace(micro_batches_per_epoch=self.micro_batches_per_epoch + extra_batches)
+        extra_epochs = math.ceil(number / self.optimizer_steps_per_epoch)
+        return self._replace(num_train_epochs=self.num_train_epochs + extra_epochs)
 
-    def behind(self, steps_ahead: int, args: TrainingArguments) -> TrainingPlan:
-        """The plan of a resumed training that has taken more steps than steps of today's size would have been."""
-        if self.is_endless or not steps_ahead:
+    def add_surplus_steps(self, number: int, args: TrainingArguments) -> TrainingPlan:
+        """Return the plan after extra optimizer steps, taken with a smaller global batch before a resume."""
+        if self.is_endless or not number:
             return self
         if args.max_steps < 0:
-            return self._replace(max_steps=self.max_steps + steps_ahead)
-        epochs = math.ceil((self.max_steps - steps_ahead) / self.optimizer_steps_per_epoch)
+            return self._replace(max_steps=self.max_steps + number)
+        epochs = math.ceil((self.max_steps - number) / self.optimizer_steps_per_epoch)
         return self._replace(num_train_epochs=epochs)
 
 
 def plan_training(
     source: KeywordSource, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]
 ) -> TrainingPlan:
-    """Return the plan for a loader under `max_steps`, or `num_train_epochs` if that is not set.
+    """Return the plan for a loader, by `max_steps` or else by `num_train_epochs`.
 
     Parameters:
-        source: has the arguments, and further keywords for Lightning.
+        source: arguments, and further keywords for Lightning.
         samples_per_step: samples of an optimizer step by the arguments, over all processes.
         count_examples: returns the samples in a loader.
 
     Raises:
-        ValueError: the loader is empty, or has no length and `max_steps` is not set, or the processes have differently
-            many batches.
+        ValueError: the loader is empty, has no length while `max_steps` is not set, or differs in length between
+            processes.
     """
     args = source.args
     accumulation, batch_size = args.gradient_accumulation_steps, samples_per_step
     check_equal_lengths(loader, "training data")
-    # Of each epoch; the last batches of the data are not read.
     limit = get_batch_limit(source, "training", loader)
     is_trial = count_development_batches(source) > 0
     num_train_samples: float
@@ -89,12 +88,12 @@ def plan_training(
         )
     if length == 0:
         raise ValueError(describe_empty_loader(args, loader))
-    wanted = args.max_steps * accumulation if length is None else length
-    micro_batches = wanted if limit is None else min(wanted, limit)
+    micro_batches = args.max_steps * accumulation if length is None else length
+    micro_batches = micro_batches if limit is None else min(micro_batches, limit)
     steps_per_epoch = math.ceil(micro_batches / accumulation)
     num_examples = 0 if length is None else count_examples(loader)
     if length is not None and args.max_tokens_per_batch:
-        # Lengths decide how many samples a step has: on average as many.
+        # The mean, since the samples of a step depend on their lengths.
         batch_size = max(1, round(num_examples / math.ceil(length / accumulation)))
     if limit is not None:
         num_examples = min(num_examples, limit * batch_size // accumulation)
@@ -108,10 +107,10 @@ def plan_training(
         max_steps, epochs = args.max_steps, math.ceil(args.max_steps / steps_per_epoch)
         num_train_samples = max_steps * batch_size
     else:
-        # A max_steps of 0 is a limit too: training stops after its first step.
+        # max_steps=0 stops training after its first step.
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch) if args.max_steps < 0 else 0
         epochs = math.ceil(args.num_train_epochs)
-        # A subclass is asked once for an epoch and once for the training, as transformers does.
+        # transformers calls a subclass's `num_examples` twice too.
         samples_per_epoch = count_examples(loader) if limit is None else num_examples
         num_train_samples = samples_per_epoch * args.num_train_epochs
     return TrainingPlan(
@@ -126,7 +125,7 @@ def plan_training(
 
 
 def describe_empty_loader(args: TrainingArguments, loader: Any) -> str:
-    """What to say of a training loader without a batch."""
+    """Return the error message for a training loader without a batch."""
     samples = len(loader.dataset) if has_length(getattr(loader, "dataset", None)) else 0
     if samples and args.dataloader_drop_last:
         return (

@@ -1,9 +1,7 @@
-"""Signals during a training: saving and stopping at an optimizer step, and two lines instead of a traceback at Ctrl-C.
+"""Signals during a training: save and stop at an optimizer step, and two lines instead of a traceback at Ctrl-C.
 
-A signal that the process is about to be ended is noted when it arrives. At the next step boundary all processes agree
-on it, training saves a checkpoint of that step, unless it has just saved one, and stops; `train()` returns. An
-evaluation is interrupted, since the time left is short; the checkpoint says so, and a training that resumes from it
-makes up for it.
+After a preemption signal all processes synchronize at the next step boundary, save a checkpoint unless the step is
+saved, and `train()` returns. An evaluation is interrupted, and rerun by the training that resumes.
 """
 
 from __future__ import annotations
@@ -39,39 +37,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The entry among the states of callbacks in trainer_state.json; transformers passes over names it does not know.
+# Entry among the callbacks' states in trainer_state.json, where transformers ignores unknown names.
 INTERRUPTED_EVALUATION = "EvaluationBrokenOff"
 OPTION = "--resume_from_checkpoint"
 
 
 def make_jit_checkpoint_callbacks(trainer: Any) -> list[Any]:
-    """Return transformers' callback for `enable_jit_checkpoint` if the redirection is on, so that scripts find it.
+    """Return transformers' callback for `enable_jit_checkpoint` under the redirection, for scripts that use it.
 
-    Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
+    Setting `is_checkpoint_requested` of its manager saves and stops; `Preemption` handles the signals.
     """
     if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
-        # transformers 4 does not have the module.
+        # transformers 4 has no such module.
         with suppress(ImportError):
-            names: Any = import_module("transformers.trainer_jit_checkpoint")
-            callback = names.JITCheckpointCallback()
-            callback.trainer, callback.jit_manager = trainer, names.CheckpointManager(trainer)
+            module: Any = import_module("transformers.trainer_jit_checkpoint")
+            callback = module.JITCheckpointCallback()
+            callback.trainer = trainer
+            callback.jit_manager = module.CheckpointManager(trainer)
             return [callback]
     return []
 
 
 class EvaluationInterrupted(BaseException):
-    """Ends an evaluation between two batches; no Exception, so that a script's `except Exception` lets it pass."""
+    """The end of an evaluation between two batches; no Exception, so that scripts do not catch it."""
 
 
 class Preemption(StepPolicy):
-    """Notes signals while a training runs, and says at step boundaries whether one asks to stop.
+    """Preemption signals of a training, synchronized at step boundaries.
 
     Parameters:
-        signals: the signals that ask to stop; none of them makes this do nothing.
+        signals: signals that save and stop; without signals this has no effect.
 
     Attributes:
-        agreed: the signal on which all processes agreed; None until there is one.
-        saved_step: the optimizer step that was saved on it.
+        agreed: the signal that all processes have received from each other, or None.
+        saved_step: the optimizer step that was saved for the signal.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = ()):
@@ -82,14 +81,14 @@ class Preemption(StepPolicy):
         self._earlier_handlers: dict[signal.Signals, Any] = {}
         self._handled_before: Sequence[signal.Signals] = ()
         self._can_interrupt = False
-        self._evaluation_is_due = False
+        self._is_evaluation_due = False
 
     @classmethod
     def create(cls, args: TrainingArguments) -> Preemption:
-        """The one that `enable_jit_checkpoint` and `jit_checkpoint_signals` ask for.
+        """Return the preemption for `enable_jit_checkpoint` and `jit_checkpoint_signals`.
 
         Raises:
-            ValueError: it is asked for outside of the main thread, where no signal arrives.
+            ValueError: the arguments enable it outside of the main thread.
         """
         if not args.enable_jit_checkpoint:
             return cls()
@@ -98,52 +97,52 @@ class Preemption(StepPolicy):
                 "enable_jit_checkpoint=True needs train() to be called in the main thread: Python hands signals to no "
                 "other. Call it there, or leave enable_jit_checkpoint at False."
             )
-        given = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
-        return cls([signal.Signals[name] for name in ([given] if isinstance(given, str) else given)])
+        names = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
+        return cls([signal.Signals[name] for name in ([names] if isinstance(names, str) else names)])
 
     def start(self) -> None:
-        """Take the signals; the first optimizer step comes next."""
+        """Install the signal handlers, before the first optimizer step."""
         if not self.signals or self._earlier_handlers:
             return
         connect_hosts()
         self._handled_before = set_handled_signals(self.signals)
         for number in self.signals:
-            self._earlier_handlers[number] = signal.signal(number, self._note)
+            self._earlier_handlers[number] = signal.signal(number, self._on_signal)
 
     def stop(self) -> None:
-        """Give the signals back to what handled them before, unless a script has taken them in between."""
+        """Restore the earlier signal handlers, except where a script has replaced this handler."""
         for number, handler in self._earlier_handlers.items():
-            # Each access makes another bound method.
-            if signal.getsignal(number) == self._note and handler is not None:
+            # `==`, since each access makes a new bound method.
+            if signal.getsignal(number) == self._on_signal and handler is not None:
                 signal.signal(number, handler)
         if self._earlier_handlers:
             set_handled_signals(self._handled_before)
         self._earlier_handlers = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        again = self._received is not None
-        if not again:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_repeated = self._received is not None
+        if not is_repeated:
             self._received = signal.Signals(number)
         handler = self._earlier_handlers.get(signal.Signals(number))
-        # That of Ctrl-C would end training now; it does when the user insists.
-        if callable(handler) and (again or number != signal.SIGINT):
+        # The handler of Ctrl-C raises KeyboardInterrupt: chain to it only for a second signal.
+        if callable(handler) and (is_repeated or number != signal.SIGINT):
             handler(number, frame)
 
     def agree(self) -> None:
-        """Find out whether any process received a signal to stop; every process calls this at the same places."""
+        """Synchronize the received signals; a collective."""
         if self.signals and self.agreed is None:
             number = all_reduce_max(int(self._received or 0))
             if number:
                 self.agreed = signal.Signals(number)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        """Let the processes agree on a signal; at an epoch's last step they do so when the epoch ends."""
+        """Synchronize the received signals; after an epoch's last step the end of the epoch does."""
         if not is_epoch_end:
             self.agree()
 
     @contextmanager
     def interruptible_evaluation(self, state: TrainerState) -> Iterator[None]:
-        """Within it an evaluation ends early when a signal arrives, and leaves the numbers of training as they were."""
+        """Run an evaluation that a signal interrupts, and then restore random states and the log history."""
         if not self.signals:
             yield
             return
@@ -154,15 +153,15 @@ class Preemption(StepPolicy):
         except EvaluationInterrupted:
             set_rng_states(random_states)
             del state.log_history[entries:]
-            self._evaluation_is_due = True
+            self._is_evaluation_due = True
         finally:
             self._can_interrupt = False
 
     def raise_if_preempted(self) -> None:
-        """Called before each batch of an evaluation.
+        """Synchronize the received signals before a batch of an evaluation.
 
         Raises:
-            EvaluationInterrupted: training is to stop.
+            EvaluationInterrupted: a process has received a signal.
         """
         if self._can_interrupt:
             self.agree()
@@ -170,14 +169,14 @@ class Preemption(StepPolicy):
                 raise EvaluationInterrupted
 
     def request_save_and_stop(self, state: TrainerState, control: TrainerControl) -> None:
-        """After a step was logged and evaluated: ask for its checkpoint, once, and for the end of training."""
+        """Raise the flags for a checkpoint and the end of training, after log and evaluation of a step."""
         if self.agreed is None:
             return
         control.should_training_stop = True
         is_saved = self.saved_step == state.global_step
         if self.saved_step is None:
             logger.warning("%s: training saves and stops at optimizer step %d.", self.agreed.name, state.global_step)
-        if not is_saved and (self._evaluation_is_due or control.should_evaluate):
+        if not is_saved and (self._is_evaluation_due or control.should_evaluate):
             switches = {"should_save": control.should_save}
             state.stateful_callbacks[INTERRUPTED_EVALUATION] = {"args": {}, "attributes": switches}
         control.should_evaluate = False
@@ -186,13 +185,9 @@ class Preemption(StepPolicy):
 
 
 def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
-    """Take out of a checkpoint's state the note that an evaluation was interrupted; None if there is none.
-
-    Returns:
-        the switches of the control, as they were when the evaluation was due.
-    """
-    note = (state.stateful_callbacks or {}).pop(INTERRUPTED_EVALUATION, None)
-    return None if note is None else {"should_evaluate": True, **note["attributes"]}
+    """Remove and return the control's flags for an interrupted evaluation from a checkpoint's state, or None."""
+    entry = (state.stateful_callbacks or {}).pop(INTERRUPTED_EVALUATION, None)
+    return None if entry is None else {"should_evaluate": True, **entry["attributes"]}
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -200,7 +195,7 @@ def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
 
 @contextmanager
 def report_ctrl_c(args: TrainingArguments, state: Callable[[], TrainerState]) -> Iterator[None]:
-    """While a training runs: let a Ctrl-C that ends the program be reported in two lines.
+    """Run a training whose interruption by Ctrl-C is reported in two lines.
 
     Parameters:
         state: returns the state of the training.
@@ -214,9 +209,9 @@ def report_ctrl_c(args: TrainingArguments, state: Callable[[], TrainerState]) ->
 
 
 def describe_interruption(args: TrainingArguments, state: TrainerState) -> list[str]:
-    """Return two lines: the step with the last checkpoint, and how to resume."""
+    """Return two lines with the step, the last checkpoint and the command to resume."""
     steps = [checkpoint_step(path) for path in Path(args.output_dir).glob("*")]
-    # An earlier training may have left later ones.
+    # Later checkpoints are from an earlier training.
     step = max((step for step in steps if step is not None and step <= state.global_step), default=None)
     where = f"Interrupted at optimizer step {state.global_step} of {state.max_steps}."
     if step is None:
@@ -226,24 +221,22 @@ def describe_interruption(args: TrainingArguments, state: TrainerState) -> list[
 
 
 def resume_command(checkpoint: str | None = None) -> str:
-    """Return the command that started this program; with a checkpoint, the one that resumes from it.
+    """Return the command that starts this program, or resumes from a checkpoint.
 
-    A script that does not read the option has to be changed: then it is the call of `train()`.
+    For a script that does not parse the option, return the call of `train()`.
     """
-    if checkpoint is not None and not _takes_option():
+    if checkpoint is not None and not _parses_option():
         return f"call trainer.train(resume_from_checkpoint={checkpoint!r})"
     if COMMAND not in os.environ and is_launched():
-        # Another launcher's command line is not known here.
         return "start the same command" + (f" with {OPTION} {shlex.quote(checkpoint)}" if checkpoint else "")
-    words = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
+    command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
     if checkpoint is None:
-        return shlex.join(words)
-    # A resumed training has the option already.
-    place = words.index(OPTION) if OPTION in words else len(words)
-    return shlex.join([*words[:place], OPTION, checkpoint, *words[place + 2 :]])
+        return shlex.join(command)
+    index = command.index(OPTION) if OPTION in command else len(command)
+    return shlex.join([*command[:index], OPTION, checkpoint, *command[index + 2 :]])
 
 
-def _takes_option() -> bool:
+def _parses_option() -> bool:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     with suppress(OSError, UnicodeDecodeError, TypeError):
         source = Path(main).read_text("utf-8")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Metrics as a user reads and keeps them: printed tables, and JSON files next to the model."""
+"""Metrics for users: printed tables, JSON files, memory use and input tokens."""
 
 from __future__ import annotations
 
@@ -27,14 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics for reading: times as h:mm:ss.cc, memory in MB, operations in GF, other numbers with four decimals.
-
-    A value that such a name does not fit, as a text or an infinite time, stays as it is.
-    """
-    return {name: _shown(name, value) for name, value in metrics.items()}
+    """Format times as h:mm:ss.cc, memory in MB, operations in GF, and other numbers with four decimals."""
+    return {name: _format_value(name, value) for name, value in metrics.items()}
 
 
-def _shown(name: str, value: Any) -> Any:
+def _format_value(name: str, value: Any) -> Any:
     if "_mem_" in name and isinstance(value, int):
         return f"{value >> 20}MB"
     if "_runtime" in name and _is_finite_number(value):
@@ -51,40 +48,40 @@ def _is_finite_number(value: Any) -> bool:
 
 def print_metrics(split: str, metrics: dict[str, Any]) -> None:
     """Print the metrics of a split as a table, sorted by name."""
-    shown = metrics_format(metrics)
-    name_width = max(map(len, shown), default=0)
-    value_width = max((len(str(value)) for value in shown.values()), default=0)
+    formatted = metrics_format(metrics)
+    name_width = max(map(len, formatted), default=0)
+    value_width = max((len(str(value)) for value in formatted.values()), default=0)
     print(f"***** {split} metrics *****")
-    for name in sorted(shown):
-        print(f"  {name:<{name_width}} = {_to_the_right(shown[name], value_width)}")
+    for name in sorted(formatted):
+        print(f"  {name:<{name_width}} = {_align_right(formatted[name], value_width)}")
 
 
-def _to_the_right(value: Any, width: int) -> str:
+def _align_right(value: Any, width: int) -> str:
     try:
         return f"{value:>{width}}"
     except (TypeError, ValueError):
-        # None, lists, dicts and tensors have no formats.
+        # None, lists, dicts and tensors support no format.
         return f"{value!s:>{width}}"
 
 
 def save_metrics(output_dir: str, split: str, metrics: dict[str, Any], combined: bool) -> None:
-    """Write `<split>_results.json`, and add the metrics to `all_results.json` where `combined`.
+    """Write `<split>_results.json`, and add the metrics to `all_results.json` if `combined`.
 
     Raises:
-        TypeError: JSON has no form for one of the metrics.
-        ValueError: `all_results.json` holds something else than metrics; it is left as it is.
-        OSError: a file cannot be written; what it held before is kept.
+        TypeError: a metric has no form in JSON.
+        ValueError: `all_results.json` contains no metrics; it is not changed.
+        OSError: a file cannot be written; it keeps its content.
     """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}_results.json"
-    write_atomically(path, _as_json(path, metrics))
+    write_atomically(path, _dump_json(path, metrics))
     if combined:
         path = folder / "all_results.json"
-        write_atomically(path, _as_json(path, {**_known_results(path), **metrics}))
+        write_atomically(path, _dump_json(path, {**_read_results(path), **metrics}))
 
 
-def _as_json(path: Path, metrics: dict[str, Any]) -> str:
+def _dump_json(path: Path, metrics: dict[str, Any]) -> str:
     try:
         return json.dumps(metrics, indent=4, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -99,7 +96,7 @@ def _as_json(path: Path, metrics: dict[str, Any]) -> str:
         raise
 
 
-def _known_results(path: Path) -> dict[str, Any]:
+def _read_results(path: Path) -> dict[str, Any]:
     try:
         return {**json.loads(path.read_text("utf-8"))} if path.exists() else {}
     except (TypeError, ValueError) as error:
@@ -110,63 +107,62 @@ def _known_results(path: Path) -> dict[str, Any]:
 
 
 CONSTRUCTION = "init"
-# Between two looks at the size of the process. Looking without a pause would slow down what is measured.
-SAMPLING_SECONDS = 0.001
+SAMPLING_INTERVAL_S = 0.001
 
 
 class MemoryReport:
-    """Measures stages and writes what they took into their metrics, all in bytes.
+    """Memory use of stages in bytes, as metrics.
 
-    `<stage>_mem_cpu_alloc_delta` is what a stage kept, `<stage>_mem_cpu_peaked_delta` what it held beyond that for a
-    while, and their sum its greatest need; `_gpu_` likewise. A stage that begins while another one is measured, as an
-    evaluation during training, is part of that one. The first report also tells about the construction.
+    `<stage>_mem_cpu_alloc_delta` is the memory that a stage allocated and did not free, `<stage>_mem_cpu_peaked_delta`
+    the peak above it; `_gpu_` is the same on the GPU. A stage within another stage, such as an evaluation during
+    training, is part of the outer stage. The first report includes the construction.
 
     Parameters:
-        is_wanted: whether to measure at all.
+        is_enabled: whether to measure.
 
     Raises:
-        ImportError: psutil, which knows the size of the process, is not installed.
+        ImportError: psutil is not installed.
     """
 
-    def __init__(self, is_wanted: bool):
+    def __init__(self, is_enabled: bool):
         self._stage: str | None = None
         self._at_start: dict[str, int] = {}
-        self._taken: dict[str, dict[str, int]] = {}
+        self._usage: dict[str, dict[str, int]] = {}
         self._sampler: _PeakSampler | None = None
-        self._end_of_sampling: Any = None
-        self._construction_is_reported = False
-        self._process: Any = _this_process() if is_wanted else None
+        self._stop_sampling: Any = None
+        self._has_reported_construction = False
+        self._process: Any = _get_process() if is_enabled else None
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Measure a block; `stop()` within it ends the stage and reports, an error ends it without a report."""
-        began = self.start(stage)
+        """Measure a block, in which `stop()` reports; an error ends the stage without a report."""
+        has_started = self.start(stage)
         try:
             yield
         finally:
-            if began and self._stage == stage:
-                self._forget_stage()
+            if has_started and self._stage == stage:
+                self._reset_stage()
 
     def start(self, stage: str) -> bool:
-        """Begin a stage, and say whether it did; it does not where another one is measured."""
+        """Start a stage, and return whether it has started; within another stage it does not."""
         if self._process is None or self._stage not in (None, stage):
             return False
-        self._forget_stage()
+        self._reset_stage()
         self._stage = stage
         free_memory()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        self._at_start = self._in_use()
+        self._at_start = self._read_usage()
         self._sampler = _PeakSampler(self._process)
-        # A Trainer whose construction fails is dropped in the middle of a stage.
-        self._end_of_sampling = weakref.finalize(self, self._sampler.stop)
+        # A Trainer whose construction fails is freed within a stage.
+        self._stop_sampling = weakref.finalize(self, self._sampler.stop)
         return True
 
     def stop(self, stage: str, metrics: dict[str, Any] | None = None) -> None:
-        """End a stage and add to its metrics what it took.
+        """End a stage and add its memory use to the metrics.
 
         Parameters:
-            metrics: where to report; None keeps the numbers for the first report of another stage.
+            metrics: the metrics to update; None defers the numbers to the first report of another stage.
         """
         if self._process is None or self._stage != stage or self._sampler is None:
             return
@@ -174,31 +170,30 @@ class MemoryReport:
         free_memory()
         if torch.cuda.is_available():
             peak["gpu"] = torch.cuda.max_memory_allocated()
-        taken = {f"before_{stage}_mem_{where}": size for where, size in self._at_start.items()}
-        for where, size in self._in_use().items():
-            taken[f"{stage}_mem_{where}_alloc_delta"] = size - self._at_start[where]
-            if where in peak:
-                taken[f"{stage}_mem_{where}_peaked_delta"] = max(0, peak[where] - size)
-        self._taken[stage] = taken
-        self._forget_stage()
+        usage = {f"before_{stage}_mem_{device}": size for device, size in self._at_start.items()}
+        for device, size in self._read_usage().items():
+            usage[f"{stage}_mem_{device}_alloc_delta"] = size - self._at_start[device]
+            if device in peak:
+                usage[f"{stage}_mem_{device}_peaked_delta"] = max(0, peak[device] - size)
+        self._usage[stage] = usage
+        self._reset_stage()
         if metrics is not None:
             self._report(stage, metrics)
 
     def _report(self, stage: str, metrics: dict[str, Any]) -> None:
-        construction = {} if self._construction_is_reported else self._taken.get(CONSTRUCTION, {})
-        self._construction_is_reported = True
-        for taken in (construction, self._taken[stage]):
+        construction = {} if self._has_reported_construction else self._usage.get(CONSTRUCTION, {})
+        self._has_reported_construction = True
+        for usage in (construction, self._usage[stage]):
             for kind in ("_alloc_delta", "_peaked_delta"):
-                metrics.update({name: size for name, size in taken.items() if name.endswith(kind)})
+                metrics.update({name: size for name, size in usage.items() if name.endswith(kind)})
         metrics.update({name: size for name, size in construction.items() if name.startswith("before_")})
 
-    def _forget_stage(self) -> None:
-        if self._end_of_sampling is not None:
-            self._end_of_sampling()
-        self._end_of_sampling = None
-        self._stage = self._sampler = None
+    def _reset_stage(self) -> None:
+        if self._stop_sampling is not None:
+            self._stop_sampling()
+        self._stop_sampling = self._stage = self._sampler = None
 
-    def _in_use(self) -> dict[str, int]:
+    def _read_usage(self) -> dict[str, int]:
         sizes = {"cpu": self._process.memory_info().rss}
         if torch.cuda.is_available():
             sizes["gpu"] = torch.cuda.memory_allocated()
@@ -215,20 +210,20 @@ class _PeakSampler:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        while not self._is_over.wait(SAMPLING_SECONDS):
-            self._look()
+        while not self._is_over.wait(SAMPLING_INTERVAL_S):
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         self._peak = max(self._peak, self._process.memory_info().rss)
 
     def stop(self) -> int:
-        """Stop looking, and return the largest size seen in bytes."""
-        self._look()
+        """Stop sampling, and return the peak in bytes."""
+        self._sample()
         self._is_over.set()
         return self._peak
 
 
-def _this_process() -> Any:
+def _get_process() -> Any:
     try:
         import psutil
     except ImportError as error:
@@ -240,28 +235,26 @@ def _this_process() -> Any:
 
 
 class InputTokenCounter:
-    """Counts input tokens as `include_num_input_tokens_seen` asks; warns once where it cannot."""
+    """A counter of input tokens for `include_num_input_tokens_seen`."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def count(self, inputs: Any, args: TrainingArguments, model: Any, processing_class: Any, tp_size: int) -> int:
-        """Return the tokens in a micro-batch of all processes; 0 if they cannot be counted.
+        """Return the tokens in a micro-batch of all processes; 0 with a warning if they cannot be counted.
 
         Parameters:
-            processing_class: knows the padding token.
-            tp_size: processes that share one copy of the model.
+            processing_class: tokenizer or processor, for its padding token.
+            tp_size: size of the tensor-parallel group.
         """
         main_input = getattr(model, "main_input_name", "input_ids")
         if main_input not in inputs:
             self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")
             return 0
-        number = self._tokens_of_this_process(inputs, inputs[main_input], args, processing_class)
+        number = self._count_local(inputs, inputs[main_input], args, processing_class)
         return int(sum_across_processes(number, args.device, tp_size))
 
-    def _tokens_of_this_process(
-        self, inputs: Any, token_ids: Any, args: TrainingArguments, processing_class: Any
-    ) -> int:
+    def _count_local(self, inputs: Any, token_ids: Any, args: TrainingArguments, processing_class: Any) -> int:
         if args.include_num_input_tokens_seen == "non_padding":
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())

@@ -1,8 +1,7 @@
-"""The resume record: the file with which a training continues exactly, next to the files of transformers' checkpoints.
+"""The resume record, a file in addition to those of transformers' checkpoints, for exact resumes.
 
-A checkpoint without it is resumed as transformers resumes it, at the position that follows from the number of optimizer
-steps. With it, an epoch that was begun with other batches, optimizer steps or processes continues after the rows that
-were trained.
+Without the record a training resumes as in transformers, at the position given by the optimizer steps. With it, an
+epoch continues after the rows that were trained, even with other batch sizes or processes.
 """
 
 from __future__ import annotations
@@ -42,15 +41,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORD_VERSION = 1
-# Fields of a position that a record holds under "position".
 POSITION_FIELDS = ("epoch", "micro_batches", "epoch_end_is_due")
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
-# Arguments by which the same training is prolonged or cut short.
+# Arguments that only change the length of a training.
 LENGTHS = {"num_train_epochs", "max_steps"}
-# Arguments that a resumed training reads from the checkpoint, whatever they are now.
-KEPT_FROM_CHECKPOINT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", *INTERVALS)
-# Arguments with which the training is another one from the resumed step on.
-TAKEN_FROM_ARGUMENTS = (
+# Arguments for which a resumed training uses the checkpoint's values.
+RESTORED_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", *INTERVALS)
+# Arguments for which a resumed training uses the current values.
+CURRENT_ARGUMENTS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "optim"),
     *("ema_decay", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "label_smoothing_factor"),
     *("neftune_noise_alpha", "seed", "data_seed", "train_sampling_strategy", "max_tokens_per_batch"),
@@ -66,9 +64,9 @@ class ResumedTraining(NamedTuple):
     """A training that resumes from a checkpoint.
 
     Parameters:
-        args: its arguments.
-        state: the checkpoint's state, with which it continues.
-        plan: its length.
+        args: the current arguments.
+        state: the checkpoint's state.
+        plan: the length of the training.
         train_batch_size: samples in a micro-batch of this process.
     """
 
@@ -79,7 +77,7 @@ class ResumedTraining(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The sizes of data and optimizer step, under the names of `SIZES` and others."""
+        """Sizes of data and optimizer step, by the names of `SIZES` and others."""
         args, plan = self.args, self.plan
         return {
             "micro_batch": self.train_batch_size,
@@ -92,17 +90,17 @@ class ResumedTraining(NamedTuple):
         }
 
     def find_changed_sizes(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the `SIZES` that differ from a checkpoint's; a stream's length is the length of the training."""
+        """Return the `SIZES` that differ from a checkpoint's, except lengths of streams."""
         ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
         return find_changed_sizes(self.sizes, record["sizes"], ignored)
 
 
 def resume_record(run: TrainingRun) -> dict[str, Any]:
-    """Return the content of `littrainer_resume.pt` for the current step of a training."""
+    """Return the content of `littrainer_resume.pt` at the current step."""
     position, trainer = run.position(), run.trainer
     training = ResumedTraining(trainer.args, trainer.state, run.plan, trainer.session.train_batch_size)
     if run.resumed_at is not None:
-        # No epoch has begun since, so the position in the data is that of the checkpoint.
+        # No epoch has begun since the resume.
         data = (run.record or {}).get("data")
     else:
         is_over = position.epoch_end_is_due or not position.micro_batches
@@ -114,7 +112,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "arguments": get_compared_arguments(trainer.args),
         "rank": trainer.args.process_index,
         "data": data,
-        "steps_ahead": run.steps_ahead,
+        "steps_ahead": run.surplus_steps,
         "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
         "is_schedule_overridden": trainer.is_schedule_overridden,
         **run.step.health.record(),
@@ -124,27 +122,27 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
 
 
 def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
-    """Return the record of a checkpoint; None if transformers wrote the checkpoint.
+    """Return the record of a checkpoint; None for a checkpoint of transformers.
 
     Parameters:
-        rank: the process whose position in the data is read; its `data` is None if the checkpoint has none for it.
+        rank: process whose position in the data is read; `data` is None if the checkpoint has no such position.
 
     Raises:
         ValueError: a file is damaged, of another version, or could run code.
     """
-    record = _read_file(folder / RESUME_RECORD_NAME)
+    record = _load_record(folder / RESUME_RECORD_NAME)
     if record is None:
         return None
-    # The order of an epoch is that of all processes.
+    # The order of an epoch is the same in all processes.
     record["data_of_first"] = record["data"]
     if record.get("rank", 0) != rank:
-        own = _read_file(folder / resume_record_name(rank)) if rank else None
-        # Rows are counted where they are read.
-        record["data"] = own and own["data"] and {**own["data"], "rows": record["data"].get("rows")}
+        local = _load_record(folder / resume_record_name(rank)) if rank else None
+        # The record of the first process counts the rows.
+        record["data"] = local and local["data"] and {**local["data"], "rows": record["data"].get("rows")}
     return record
 
 
-def _read_file(path: Path) -> dict[str, Any] | None:
+def _load_record(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     record = load_tensors(path)
@@ -158,20 +156,21 @@ def _read_file(path: Path) -> dict[str, Any] | None:
 
 
 def find_position(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> DataPosition:
-    """Return the position at which a training continues: the record's, or as transformers counts it.
+    """Return the position of the record, adapted to the current sizes, or the position that transformers counts.
 
     Parameters:
         record: the result of `read_resume_record`.
         loader: the training DataLoader.
 
     Raises:
-        UnequalData: with today's batches the rows that are left do not give all processes equally many.
+        UnequalData: the remaining rows do not give all processes equally many batches.
     """
-    counted, now, then = counted_position(training), training.sizes, (record or {}).get("sizes", {})
-    # Checkpoints from before there was a limit of tokens have none.
-    is_other_kind = any(now[name] != then.get(name) for name in ("is_endless", "tokens"))
+    default = count_position(training)
+    saved_sizes = (record or {}).get("sizes", {})
+    # Older records have no "tokens".
+    is_other_kind = any(training.sizes[name] != saved_sizes.get(name) for name in ("is_endless", "tokens"))
     if record is None or training.args.ignore_data_skip or is_other_kind:
-        return counted
+        return default
     changed, data = set(training.find_changed_sizes(record)), record["data"]
     position = DataPosition.load_fields({**record["position"], "data": data})
     if changed <= {"num_examples"}:
@@ -179,35 +178,36 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
     if "world_size" in changed:
         data = record["data_of_first"]
     if "num_examples" in changed or data is None:
-        return counted
+        return default
     number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
-    words = f"behind {number} rows of epoch {position.epoch} that were trained"
+    description = f"after {number} rows of epoch {position.epoch} that were trained"
     moved: DataPosition | None
     if position.epoch_end_is_due or not (position.micro_batches or "layout_change" in data):
-        kept = {name: data[name] for name in ("generators", "order_seed", "order_is_kept") if name in data}
-        moved = replace(position, data=kept)
-        words = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
+        names = ("generators", "order_seed", "order_is_kept")
+        moved = replace(position, data={name: data[name] for name in names if name in data})
+        description = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
     elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
         change = replace(position.layout_change or LayoutChange(), window=position.micro_batches)
         moved = replace(position, data={**data, "layout_change": asdict(change)})
     else:
         moved = _move_by_rows(position, data, "world_size" in changed, training, loader)
     if moved is None:
-        return counted
-    return replace(moved, surplus_steps=_count_surplus_steps(moved, training), description=words)
+        return default
+    return replace(moved, surplus_steps=_count_surplus_steps(moved, training), description=description)
 
 
 def _move_by_rows(
-    position: DataPosition, data: Mapping[str, Any], are_other_processes: bool, training: ResumedTraining, loader: Any
+    position: DataPosition, data: Mapping[str, Any], has_other_processes: bool, training: ResumedTraining, loader: Any
 ) -> DataPosition | None:
+    """Return the position after the trained rows, in batches of the current size; None if it cannot be found."""
     plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
     length = plan.micro_batches_per_epoch
-    # Lightning's limits may leave batches out.
+    # Lightning's limits may skip batches.
     if rows is None or size is None or (has_length(loader) and len(loader) != length):
         return None
     parts, number = build_skipping_attributes(loader, rows), sum(rows)
     later = None if parts is None else copy_with_attributes(loader, parts)
-    has_state = is_stateful(loader) and data.get("loader") is not None and not are_other_processes
+    has_state = is_stateful(loader) and data.get("loader") is not None and not has_other_processes
     if later is None and not (has_state and data["num_workers"] == getattr(loader, "num_workers", 0)):
         return None
     if plan.is_endless:
@@ -215,41 +215,41 @@ def _move_by_rows(
         share = batches / length
     else:
         check_equal_lengths(later, "rest of the epoch")
-        left = math.ceil((plan.num_examples - number) / size) if later is None else len(later)
-        batches, share = length - left, number / plan.num_examples
+        remaining = math.ceil((plan.num_examples - number) / size) if later is None else len(later)
+        batches, share = length - remaining, number / plan.num_examples
     names = ("epoch_start", "generators", "order", "stream", "loader", "num_workers")
-    kept = {name: data.get(name) for name in names} | {"sharing": getattr(loader, "sharing", None)}
-    kept["layout_change"] = asdict(LayoutChange(rows, batches, batches, share))
-    return DataPosition(position.epoch, batches, batches == length, kept)
+    saved = {name: data.get(name) for name in names} | {"sharing": getattr(loader, "sharing", None)}
+    saved["layout_change"] = asdict(LayoutChange(rows, batches, batches, share))
+    return DataPosition(position.epoch, batches, batches == length, saved)
 
 
 def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> int:
     plan = training.plan
     if plan.is_endless:
         return 0
-    left = 0 if position.epoch_end_is_due else plan.micro_batches_per_epoch - position.micro_batches
-    steps_left = math.ceil(left / training.args.gradient_accumulation_steps)
-    return training.state.global_step + steps_left - (position.epoch + 1) * plan.optimizer_steps_per_epoch
+    micro_batches = 0 if position.epoch_end_is_due else plan.micro_batches_per_epoch - position.micro_batches
+    remaining_steps = math.ceil(micro_batches / training.args.gradient_accumulation_steps)
+    return training.state.global_step + remaining_steps - (position.epoch + 1) * plan.optimizer_steps_per_epoch
 
 
-def counted_position(training: ResumedTraining) -> DataPosition:
-    """Return the position after as many optimizer steps, as transformers counts it."""
+def count_position(training: ResumedTraining) -> DataPosition:
+    """Return the position that transformers computes from the number of optimizer steps."""
     args = training.args
     epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
     return DataPosition(epoch, 0 if args.ignore_data_skip else steps_into_epoch * args.gradient_accumulation_steps)
 
 
 def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
-    """Whether the arguments ask for something at the end of each epoch."""
+    """Return whether logs, evaluations or saves are due at the end of each epoch."""
     return IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy, args.save_strategy)
 
 
 def warn_of_differences(
     checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
 ) -> None:
-    """Warn once of the differences from the training that wrote the checkpoint."""
-    sentences = _other_data(checkpoint, record, training, position, loader)
-    if arguments := _other_arguments(record, training):
+    """Warn of the differences from the training that wrote the checkpoint."""
+    sentences = _compare_data(checkpoint, record, training, position, loader)
+    if arguments := _compare_arguments(record, training):
         lines = "".join(f"\n\t{line}" for line in arguments)
         sentences.append(
             f"The following arguments do not match the ones in the checkpoint, and count unless its own is kept:{lines}"
@@ -261,36 +261,34 @@ def warn_of_differences(
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
-def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
-    """Return a line for each argument that differs, in the words that scripts look for."""
-    now, state = get_compared_arguments(training.args), training.state
-    then = {} if record is None else record["arguments"]
-    # The value now, the earlier one, and the file that has it.
-    compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
+def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
+    """Return a line for each argument that differs, in the form that transformers logs."""
+    current, state = get_compared_arguments(training.args), training.state
+    saved = {} if record is None else record["arguments"]
+    compared = {name: (current[name], saved[name], RESUME_RECORD_NAME) for name in current if name in saved}
     for name in INTERVALS:
-        if now[name] is not None:
-            interval = math.ceil(now[name] * training.plan.max_steps) if now[name] < 1 else now[name]
+        if current[name] is not None:
+            interval = math.ceil(current[name] * training.plan.max_steps) if current[name] < 1 else current[name]
             compared[name] = interval, getattr(state, name), TRAINER_STATE_NAME
     if state.train_batch_size is not None:
-        # A search for the batch size continues with the one that was found before.
+        # The result of `auto_find_batch_size`, which is used again.
         size = training.train_batch_size
         compared["per_device_train_batch_size"] = size, state.train_batch_size, TRAINER_STATE_NAME
     return [
-        f"{name}: {now[name]} (from args) != {before} (from {place})"
-        + (", which is kept" if name in KEPT_FROM_CHECKPOINT else "")
-        for name, (current, before, place) in compared.items()
-        if current != before
+        f"{name}: {current[name]} (from args) != {saved_value} (from {file})"
+        + (", which is kept" if name in RESTORED_ARGUMENTS else "")
+        for name, (value, saved_value, file) in compared.items()
+        if value != saved_value
     ]
 
 
-def _other_data(
+def _compare_data(
     checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
 ) -> list[str]:
-    """Return a sentence for each difference of data, workers and processes."""
     args, sentences = training.args, []
     if record is not None and (changed := training.find_changed_sizes(record)):
-        steps = training.plan.behind(position.surplus_steps, args).max_steps
-        where = f" Training goes on {position.description}, and takes {steps} optimizer steps in all."
+        steps = training.plan.add_surplus_steps(position.surplus_steps, args).max_steps
+        where = f" Training continues {position.description}, and takes {steps} optimizer steps in all."
         if position.description is None:
             where = "" if position.data is not None or args.ignore_data_skip else COUNTED
         sentences.append(f"There are now {describe_sizes(training.sizes, record['sizes'], changed)}.{where}")
@@ -307,9 +305,9 @@ def _other_data(
 
 
 def get_compared_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that a resumed training compares with its own, as plain values."""
+    """Return the arguments that a resumed training compares, as plain values."""
     compared = {}
-    for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT):
+    for name in (*CURRENT_ARGUMENTS, *RESTORED_ARGUMENTS):
         value = getattr(args, name)
         value = value.value if isinstance(value, Enum) else value
         compared[name] = value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

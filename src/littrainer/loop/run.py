@@ -1,7 +1,6 @@
-"""One training: what happens when it and its epochs begin, and when they end.
+"""The beginning and end of a training and its epochs; loop/step.py has its steps.
 
-Lightning drives the loop; its hooks arrive here through lightning_adapter/module.py, in the order in which the
-methods of `TrainingRun` stand. What happens at each micro-batch and optimizer step stands in loop/step.py.
+Lightning's hooks call the methods of `TrainingRun` through lightning_adapter/module.py, in their order here.
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """One training, from its plan to its result.
+    """A training, from its plan to its result.
 
     Parameters:
-        trainer: the Trainer whose model is trained.
         loader: the training DataLoader.
-        plan: how long the training is.
-        checkpoint: the folder to resume from, or None.
-        trial: the hyperparameter search's trial, or None.
-        ignore_keys_for_eval: model outputs that evaluations leave out.
+        plan: the length of the training.
+        checkpoint: folder to resume from, or None.
+        trial: trial of the hyperparameter search, or None.
+        ignore_keys_for_eval: model outputs that evaluations ignore.
     """
 
     trainer = weak_property("_trainer")
@@ -73,7 +71,7 @@ class TrainingRun:
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.step = TrainingStep(self)
-        # A rollback keeps the start time of the run before.
+        # After a rollback keep the original start time.
         self.start_time = trainer.session.run.start_time if self.step.health.rollback_counts else time.time()
         accumulation = trainer.args.gradient_accumulation_steps
         self.windows = WindowLoader(
@@ -82,7 +80,7 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.should_end_epoch,
-            left_out=self.step.health.left_out,
+            left_out=self.step.health.skipped_windows,
             is_length_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
         self.windows.enter_section = self.step.speed.enter
@@ -90,7 +88,6 @@ class TrainingRun:
         self.epoch = 0
         self.is_between_epochs = True
         self.record: dict[str, Any] | None = None
-        # Until the first epoch of this call begins.
         self.resumed_at: DataPosition | None = None
         self.epoch_end_is_due = False
         self._restores_before_epoch = False
@@ -100,14 +97,14 @@ class TrainingRun:
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.is_schedule_overridden = False
-        self._rates_to_keep: list[float] | None = None
+        self._rates_to_restore: list[float] | None = None
         self._hyperparameters_changed = False
-        # Extra optimizer steps taken before the resume, because the global batch was smaller then.
-        self.steps_ahead = 0
-        self._is_other_layout = False
+        # Extra optimizer steps taken before the resume, with a smaller global batch.
+        self.surplus_steps = 0
+        self._has_layout_changed = False
 
     def prepare_state(self) -> None:
-        """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
+        """Reset the Trainer's state or read it from the checkpoint, by the overridable `_init_training_state`."""
         plan, checkpoint = self.plan, self._checkpoint_name
         start = self.trainer._init_training_state(
             plan.max_steps, plan.optimizer_steps_per_epoch, plan.num_train_epochs, checkpoint, self.trial
@@ -123,10 +120,10 @@ class TrainingRun:
             self._skip(self.resumed_at)
 
     def reset_state(self) -> tuple[int, int]:
-        """Begin a new state, or go on with the checkpoint's.
+        """Make a new state or read the checkpoint's.
 
         Returns:
-            epochs that are complete, and micro-batches done of the one after them.
+            complete epochs, and micro-batches done in the next epoch.
         """
         trainer, plan = self.trainer, self.plan
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
@@ -136,12 +133,12 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
-        plan = self.plan = self.plan.skip_windows(len(self.step.health.left_out), trainer.args)
+        plan = self.plan = self.plan.skip_windows(len(self.step.health.skipped_windows), trainer.args)
         self.windows.set_epoch_length(plan.micro_batches_per_epoch)
-        drawn_then = trainer.state.trial_params
+        saved_params = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
         if self.checkpoint is not None and self.trial is not None:
-            self._hyperparameters_changed = have_hyperparameters_changed(drawn_then, trainer.state.trial_params)
+            self._hyperparameters_changed = have_hyperparameters_changed(saved_params, trainer.state.trial_params)
             if self._hyperparameters_changed:
                 trainer.state.compute_steps(trainer.args, plan.max_steps)
         return self.first_epoch, self._micro_batches_to_skip
@@ -155,15 +152,15 @@ class TrainingRun:
         training = ResumedTraining(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
         position = self.resumed_at = find_position(self.record, training, loader)
-        # A search means to change what it changes, and one that goes back has warned.
+        # A search changes arguments on purpose, and a rollback would repeat the warning.
         if self.trial is None and not self.step.health.rollback_counts:
             warn_of_differences(checkpoint, self.record, training, position, loader)
-        self.steps_ahead = position.surplus_steps
-        self._is_other_layout = position.description is not None
-        self.plan = plan.behind(self.steps_ahead, trainer.args)
-        if self.record is not None and self._is_other_layout:
+        self.surplus_steps = position.surplus_steps
+        self._has_layout_changed = position.description is not None
+        self.plan = plan.add_surplus_steps(self.surplus_steps, trainer.args)
+        if self.record is not None and self._has_layout_changed:
             self.record["data"] = position.data
-        is_same_data = position.data is not None and not self._is_other_layout
+        is_same_data = position.data is not None and not self._has_layout_changed
         self.step.health.resume(self.record or {}, is_same_data=is_same_data)
         splitter = self.step.splitter
         if splitter is not None:
@@ -177,7 +174,7 @@ class TrainingRun:
 
     def _skip(self, position: DataPosition) -> None:
         self._micro_batches_to_skip = position.micro_batches
-        # The order of an epoch, and draws of callbacks before it, follow from the generators of the checkpoint.
+        # The order of an epoch depends on the checkpoint's generators.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
         restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
@@ -185,20 +182,20 @@ class TrainingRun:
 
     @property
     def folder(self) -> str:
-        """The folder of this training's checkpoints, as an override names it."""
+        """The folder of this training's checkpoints, by the overridable `_get_output_dir`."""
         return str(self.trainer._get_output_dir(trial=self.trial))
 
     @property
     def is_finished(self) -> bool:
-        """Whether the checkpoint resumed from has all optimizer steps already."""
+        """True if the resumed checkpoint has all optimizer steps."""
         return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
 
     def resume_record(self) -> dict[str, Any]:
-        """What a checkpoint of this moment keeps besides the files that transformers' checkpoints have."""
+        """Return the resume record of a checkpoint at the current step."""
         return resume_record(self)
 
     def position(self) -> DataPosition:
-        """The place in the data at which a training that resumes from here goes on."""
+        """Return the position in the data from which a checkpoint at the current step resumes."""
         if self.resumed_at is not None:
             return self.resumed_at
         is_over = self.windows.is_epoch_complete or self.trainer.control.should_epoch_stop
@@ -214,15 +211,15 @@ class TrainingRun:
 
     @property
     def remaining_epochs(self) -> int:
-        """Epochs from the one that begins next to the planned end."""
+        """Number of epochs to run."""
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
     def announce(self) -> None:
-        """Log the length of the training at level info, in the lines that transformers logs."""
+        """Log the length of the training at level info, as transformers does."""
         trainer, args, plan = self.trainer, self.trainer.args, self.plan
         trained = [parameter for parameter in list_parameters(trainer.model) if parameter.requires_grad]
-        # A parameter that DeepSpeed has sharded has its full size in an attribute.
-        numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        # Parameters that DeepSpeed has sharded have their full size in `ds_numel`.
+        num_parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         logger.info("***** Running training *****")
         logger.info(f"  Num examples = {plan.num_examples:,}")
         logger.info(f"  Num Epochs = {plan.num_train_epochs:,}")
@@ -232,7 +229,7 @@ class TrainingRun:
         logger.info(f"  Total train batch size (w. parallel, distributed & accumulation) = {batch_size:,}")
         logger.info(f"  Gradient Accumulation steps = {args.gradient_accumulation_steps}")
         logger.info(f"  Total optimization steps = {plan.max_steps:,}")
-        logger.info(f"  Number of trainable parameters = {numbers:,}")
+        logger.info(f"  Number of trainable parameters = {num_parameters:,}")
         if self.checkpoint is not None:
             epochs, step = self.first_epoch, trainer.state.global_step
             logger.info(f"  Resuming training from checkpoint with epoch {epochs} and global step {step}")
@@ -243,29 +240,30 @@ class TrainingRun:
                 )
 
     def restore_lightning_callbacks(self) -> None:
-        """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
+        """Restore the states of Lightning callbacks from the checkpoint."""
         if self.checkpoint is not None:
             restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
 
     def restore(self) -> None:
-        """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
-        if self.checkpoint is not None:
-            trainer = self.trainer
-            with raise_on_all_ranks(f"loading optimizer and schedule in {self.checkpoint}"):
-                changed = self._hyperparameters_changed
-                asked_for = RequestedHyperparameters(trainer.optimizer, trainer.lr_scheduler) if changed else None
-                trainer._load_optimizer_and_scheduler(self._checkpoint_name)
-                trainer._load_scaler(self._checkpoint_name)
-                if asked_for is not None:
-                    rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
-                    asked_for.apply_to(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
-            if self._is_other_layout:
-                set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
-            if (self.record or {}).get("is_schedule_overridden"):
-                self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
+        """Restore optimizer, schedule and scaler from the checkpoint."""
+        if self.checkpoint is None:
+            return
+        trainer = self.trainer
+        with raise_on_all_ranks(f"loading optimizer and schedule in {self.checkpoint}"):
+            has_changed = self._hyperparameters_changed
+            requested = RequestedHyperparameters(trainer.optimizer, trainer.lr_scheduler) if has_changed else None
+            trainer._load_optimizer_and_scheduler(self._checkpoint_name)
+            trainer._load_scaler(self._checkpoint_name)
+            if requested is not None:
+                saved_rate = (self.record or {}).get("arguments", {}).get("learning_rate")
+                requested.apply_to(trainer.optimizer, trainer.lr_scheduler, saved_rate, trainer.args.learning_rate)
+        if self._has_layout_changed:
+            set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
+        if (self.record or {}).get("is_schedule_overridden"):
+            self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:
-        """All stands as it is to begin with; the first epoch comes next."""
+        """Begin the training; the first epoch follows."""
         trainer = self.trainer
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
@@ -273,7 +271,7 @@ class TrainingRun:
         check_nonfinite_arguments(trainer.args, trainer.optimizer)
         session.loss = RunningLoss(trainer.args.device, state.global_step, health.values)
         if health.rollback_counts:
-            # Metrics are about the whole call of `train()`, as far as it counts.
+            # Metrics cover the whole call of `train()`, except the steps that were rolled back.
             session.loss.before_last_log = health.losses.get(state.global_step, 0.0)
         else:
             self.start_time = time.time()
@@ -286,7 +284,7 @@ class TrainingRun:
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
-                # Done with when the checkpoint was written.
+                # The callback has run before the checkpoint was written.
                 self.step.on_step_done = None
             self.step.run_step_done_callback()
         if self.evaluation_due is not None:
@@ -294,15 +292,14 @@ class TrainingRun:
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
-            # A rollback in the first steps needs a checkpoint to go back to.
             trainer.control.should_save = True
             self.step.log_evaluate_save()
-        # A failed attempt with larger micro-batches may have ended within its optimizer step.
+        # A failed attempt with a larger batch may not have released the guard.
         trainer.update_guard.release()
         trainer.preemption.start()
 
     def _rerun_evaluation(self, switches: dict[str, bool]) -> None:
-        # The checkpoint was written in place of this evaluation, whose random draws come before those of the next step.
+        # The evaluation draws its random numbers before the next step, as in an uninterrupted training.
         self._restore_random_states()
         for name, value in switches.items():
             setattr(self.trainer.control, name, value)
@@ -310,7 +307,7 @@ class TrainingRun:
         self._random_states = get_rng_states()
 
     def _finish_interrupted_epoch(self) -> None:
-        # The checkpoint was written at the last step of an epoch, before what is done at its end.
+        # The checkpoint was written at the last step of an epoch, before on_epoch_end.
         trainer = self.trainer
         self._restore_random_states()
         trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
@@ -321,20 +318,20 @@ class TrainingRun:
 
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
-        steps = self.plan.max_steps - self._schedule_offset
-        made: tuple[Any, Any] = self.trainer._create_optimizer_and_schedule(steps)
-        return made
+        optimizer_and_schedule: tuple[Any, Any] = self.trainer._create_optimizer_and_schedule(
+            self.plan.max_steps - self._schedule_offset
+        )
+        return optimizer_and_schedule
 
     @property
     def _schedule_offset(self) -> int:
-        """Optimizer steps by which the schedule stands behind the training: it is a function of the rows trained."""
-        # If the length was given in steps, it is a function of these.
-        return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.steps_ahead
+        # The schedule follows the rows trained, except if the length is given in steps.
+        return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.surplus_steps
 
     def begin_without_steps(self) -> None:
-        """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
+        """Begin a training without steps, such as the resume of a finished training."""
         self.optimizer_and_schedule()
-        # A search goes back to a trial that had ended, as when it was paused at its last step.
+        # A search may resume a trial that was paused at its last step.
         if self.is_finished and self.trial is None:
             step, last = self.trainer.state.global_step, self.plan.max_steps
             logger.warning(
@@ -348,7 +345,7 @@ class TrainingRun:
         self.begin()
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch comes next, counted from 0."""
+        """Begin an epoch, counted from 0."""
         trainer = self.trainer
         self.epoch = epoch
         self.is_between_epochs = False
@@ -362,42 +359,39 @@ class TrainingRun:
         self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
-        """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
+        """Record whether callbacks have replaced the schedule or added parameter groups."""
         schedule = self.trainer.lr_scheduler
         cover_added_groups(schedule)
-        self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and all(
-            one is not schedule for one in schedules
-        )
-        if self._rates_to_keep is not None:
-            # A new schedule sets the rates of its beginning.
-            for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_keep, strict=True):
+        self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and schedule not in schedules
+        if self._rates_to_restore is not None:
+            for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_restore, strict=True):
                 group["lr"] = rate
-            self._rates_to_keep = None
+            self._rates_to_restore = None
 
     def pop_skipped_micro_batches(self) -> int:
-        """Return the micro-batches that the resumed epoch had before this call, once; else 0."""
+        """Return the micro-batches that the resumed epoch had before this call; 0 at later calls."""
         skipped, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
         return skipped
 
     def end_epoch(self) -> None:
-        """The epoch's data has ended, or a callback ended it."""
-        trainer = self.trainer
-        seen, wanted = self.windows.micro_batches_read, self.windows.accumulation
-        asked_to_stop = trainer.control.should_epoch_stop or trainer.control.should_training_stop
-        if 0 < seen < min(wanted, self.plan.micro_batches_per_epoch) and not asked_to_stop:
+        """End an epoch, after its data or after a callback's request."""
+        trainer, control = self.trainer, self.trainer.control
+        micro_batches, accumulation = self.windows.micro_batches_read, self.windows.accumulation
+        is_stopping = control.should_epoch_stop or control.should_training_stop
+        if 0 < micro_batches < min(accumulation, self.plan.micro_batches_per_epoch) and not is_stopping:
             raise ValueError(
-                f"The training data gives {seen} micro-batches, and gradient_accumulation_steps={wanted} asks for "
-                "more: no optimizer step would ever be complete. Lower gradient_accumulation_steps or "
-                "per_device_train_batch_size, or repeat the data."
+                f"The training data gives {micro_batches} micro-batches, and gradient_accumulation_steps="
+                f"{accumulation} asks for more: no optimizer step would ever be complete. Lower "
+                "gradient_accumulation_steps or per_device_train_batch_size, or repeat the data."
             )
-        if seen == 0:
+        if micro_batches == 0:
             logger.warning(
                 "The training data gave no batch in this epoch; training stops at optimizer step %d of %d. A stream "
                 "may be shorter than max_steps asks for.",
                 trainer.state.global_step,
                 trainer.state.max_steps,
             )
-            trainer.control.should_training_stop = True
+            control.should_training_stop = True
         self.is_between_epochs = True
         # Still set if the resumed epoch had no batches left.
         self._micro_batches_to_skip = 0
@@ -407,15 +401,15 @@ class TrainingRun:
         self.step.log_evaluate_save()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
-        """The last step is done: log the metrics of the training, and return them.
+        """Log and return the metrics of the training, after its last step.
 
         Parameters:
             num_train_samples: samples in the whole training.
-            start_time: `time.time()` when this call of it began.
+            start_time: `time.time()` at the start of this call of `train()`.
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session
         self.step.drain_flag_sync()
-        self.step.health.look(is_end=True)
+        self.step.health.check(is_end=True)
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         loss = session.loss
         loss.before_last_log += loss.since_last_log.item()

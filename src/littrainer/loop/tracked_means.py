@@ -1,4 +1,4 @@
-"""Values that a script tracks in each micro-batch, logged as their means; see `Trainer.track`."""
+"""Means of values that a script tracks in each micro-batch; see `Trainer.track`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOGGED_BY_TRAINER = (
 
 
 class TrackedMeans:
-    """The means of named values since they were last logged; tensors stay on their device until then.
+    """Means of named values since the last log, until which tensors stay on their device.
 
     Attributes:
         is_paused: whether values are skipped, as in an evaluation.
@@ -30,14 +30,14 @@ class TrackedMeans:
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, value: torch.Tensor | float) -> None:
-        """Count a value; see `track` for what it raises."""
+        """Add a value, with the errors of `track`."""
         if name in LOGGED_BY_TRAINER or name.startswith(("eval_", "speed/")):
             raise ValueError(f"track() cannot log {name!r}, which the Trainer logs itself: choose another name.")
         if self.is_paused:
             return
         try:
             if isinstance(value, torch.Tensor):
-                # A sum in float64 takes no harm from many values; devices without it have float32.
+                # float64 for the precision of the sum, where the device has it.
                 value = value.detach().reshape(()).to(torch.float32 if value.device.type == "mps" else torch.float64)
             else:
                 value = float(value)
@@ -48,59 +48,56 @@ class TrackedMeans:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pass over values within the block."""
-        before, self.is_paused = self.is_paused, True
+        """Skip values within the block."""
+        was_paused, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self.is_paused = before
+            self.is_paused = was_paused
 
     def take(self, device: torch.device) -> dict[str, float]:
-        """Return the mean of each value over all processes that have tracked it, and count from 0 again.
-
-        Every process calls this at the same places.
-        """
+        """Return the mean of each value over the processes that have tracked it, and reset; a collective."""
         most_tracked = len(self._sums)
         if get_world_size() > 1:
             most_tracked = int(reduce_across_processes(torch.tensor(most_tracked, device=device), "max"))
         if not most_tracked:
             return {}
-        found = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
+        local = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
         self._sums, self._counts = {}, {}
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
-        for name, total, count in gather_objects_across_processes(found):
+        for name, total, count in gather_objects_across_processes(local):
             sums[name] = sums.get(name, 0.0) + total
             counts[name] = counts.get(name, 0) + count
         return {name: sums[name] / counts[name] for name in sums}
 
 
-_of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the current training", default=None)
+_current_means: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the current training", default=None)
 
 
 @contextmanager
 def collect_tracked_values(means: TrackedMeans) -> Iterator[None]:
-    """Let `track` add to these means."""
-    token = _of_training.set(means)
+    """Run a block in which `track` adds to `means`."""
+    token = _current_means.set(means)
     try:
         yield
     finally:
-        _of_training.reset(token)
+        _current_means.reset(token)
 
 
 def track(name: str, value: torch.Tensor | float) -> None:
-    """Track a value of the current training from code that does not have the Trainer, such as a model's `forward`.
+    """Track a value of the current training from code without the Trainer, such as a model's `forward`.
 
-    Outside of `train()` it does nothing.
+    Outside of `train()` this has no effect.
 
     Parameters:
-        name: what it is logged as.
-        value: one number, or a tensor with one; it is not read from its device here.
+        name: name in the logs.
+        value: a number, or a tensor with one element, which is not read from its device here.
 
     Raises:
-        TypeError: the value is not one number.
-        ValueError: the Trainer logs something else under this name.
+        TypeError: the value is not a single number.
+        ValueError: the Trainer logs another value under this name.
     """
-    means = _of_training.get()
+    means = _current_means.get()
     if means is not None:
         means.add(name, value)

@@ -1,7 +1,7 @@
-"""A training that hangs (`hang_timeout`): a thread sees that nothing moves on, prints where all stands, and ends it.
+"""The watchdog of `hang_timeout`: a thread that detects a hang, prints all stacks and ends the training.
 
-The thread reads counts that the training keeps anyway, so that a step costs nothing. While it runs it also touches a
-file, by which `littrainer run --hang-timeout` finds out whether the process as a whole responds.
+It reads counts that the training updates anyway, so that a step costs nothing. It also touches a heartbeat file, by
+which `littrainer run --hang-timeout` detects a hung process.
 """
 
 from __future__ import annotations
@@ -38,35 +38,37 @@ if TYPE_CHECKING:
     from littrainer.loop.run import TrainingRun
 
 MAX_CHECK_INTERVAL_S = 1.0
-# In which the other processes find out too, and print where they stand.
+# For the stacks of the other processes.
 PEER_REPORT_TIMEOUT_S = 3.0
-# In which the main thread may end the training, after each of two interruptions.
+# After each of two interrupts.
 EXIT_TIMEOUT_S = 5.0
 
 
 class Watchdog(AbstractContextManager["Watchdog"]):
-    """Ends the training in its block if that does not move on.
+    """A block whose training is ended if it hangs.
 
     Parameters:
-        args: the arguments; what `littrainer run --hang-timeout` says goes before their `hang_timeout`. If neither is
-            set, nothing is done.
+        args: the arguments; `littrainer run --hang-timeout` overrides their `hang_timeout`. Without either the
+            watchdog is off.
         state: returns the state of the training.
-        looked_at: returns the training, None while it begins or ends; and the pass of an evaluation, if one runs.
+        targets: returns the training, None while it begins or ends, and the running evaluation or None.
 
     Raises:
-        HangError: when the block is left. If it is not left soon, the process ends.
+        HangError: at the end of the block. If the block does not end soon, the process exits.
     """
 
     def __init__(
         self,
         args: TrainingArguments,
         state: Callable[[], TrainerState],
-        looked_at: Callable[[], tuple[TrainingRun | None, Any]],
+        targets: Callable[[], tuple[TrainingRun | None, Any]],
     ):
         self.seconds = get_hang_timeout(args)
-        self._args, self._state, self._looked_at = args, state, looked_at
-        # An override may take long, and is not to be called by this thread at each look.
-        self._folder_of = functools.lru_cache(maxsize=1)(lambda run: run.folder)
+        self._args = args
+        self._state = state
+        self._targets = targets
+        # Cached, since an override of `_get_output_dir` may be slow.
+        self._get_folder = functools.lru_cache(maxsize=1)(lambda run: run.folder)
         self._is_over = threading.Event()
         self._error: HangError | None = None
         self._run: TrainingRun | None = None
@@ -78,7 +80,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         if self.seconds:
             open_stacks()
             if threading.current_thread() is threading.main_thread():
-                self._earlier_handler = signal.signal(signal.SIGINT, self._interrupted)
+                self._earlier_handler = signal.signal(signal.SIGINT, self._on_interrupt)
             self._touch_heartbeat()
             self._thread = threading.Thread(target=self._watch, name="littrainer watchdog", daemon=True)
             self._thread.start()
@@ -89,10 +91,10 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             return
         self._is_over.set()
         try:
-            # It may be printing: loader processes that it ends make an error come up here.
+            # The thread may be printing; loader processes that it ends raise an error in the block.
             self._thread.join(PEER_REPORT_TIMEOUT_S + EXIT_TIMEOUT_S)
         finally:
-            if signal.getsignal(signal.SIGINT) == self._interrupted:
+            if signal.getsignal(signal.SIGINT) == self._on_interrupt:
                 signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
         if self._error is not None:
             self._print_last_batch()
@@ -101,7 +103,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         if self._error is not None and error not in (None, self._error):
             raise self._error from error
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._error is not None:
             raise self._error
         if callable(self._earlier_handler):
@@ -111,13 +113,13 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             signal.raise_signal(number)
 
     def _watch(self) -> None:
-        seen, since = None, time.monotonic()
+        last_progress, since = None, time.monotonic()
         while not self._wait_for_end(min(MAX_CHECK_INTERVAL_S, self.seconds / 4)):
-            found = self._progress()
-            if found is None or found != seen:
-                seen, since = found, time.monotonic()
+            progress = self._read_progress()
+            if progress is None or progress != last_progress:
+                last_progress, since = progress, time.monotonic()
             elif time.monotonic() - since >= self.seconds:
-                self._end()
+                self._end_training()
                 return
 
     def _touch_heartbeat(self) -> None:
@@ -126,27 +128,27 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 self._heartbeat.touch()
 
     def _wait_for_end(self, seconds: float) -> bool:
-        """Return whether the block is left within this time, in which the heartbeat goes on."""
+        """Return whether the block ends within this time, and touch the heartbeat meanwhile."""
         self._touch_heartbeat()
         while seconds > 0 and not self._is_over.wait(min(MAX_CHECK_INTERVAL_S, seconds)):
             seconds -= MAX_CHECK_INTERVAL_S
             self._touch_heartbeat()
         return self._is_over.is_set()
 
-    def _progress(self) -> Any:
-        """Return what changes as long as training goes on; None if it is not looked at."""
-        run, evaluation = self._looked_at()
+    def _read_progress(self) -> Any:
+        """Return values that change with progress; None without a training."""
+        run, evaluation = self._targets()
         if run is None:
             return None
         files = []
         with suppress(OSError):
-            # What a save has written grows.
-            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), STAGING_DIR).rglob("*")]
+            files = [(path, path.stat().st_size) for path in Path(self._get_folder(run), STAGING_DIR).rglob("*")]
         batches = run.windows.micro_batches_read, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 
-    def _end(self) -> None:
-        state, (self._run, evaluation) = self._state(), self._looked_at()
+    def _end_training(self) -> None:
+        state = self._state()
+        self._run, evaluation = self._targets()
         where = f"at optimizer step {state.global_step} of {state.max_steps}"
         if evaluation is not None:
             where += f", after {evaluation.batches_done} batches of an evaluation"
@@ -158,7 +160,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._print_stacks(where)
         if is_distributed():
             self._wait_for_end(PEER_REPORT_TIMEOUT_S)
-        # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
+        # The update guard may defer the first interrupt.
         for _ in range(2):
             if self._earlier_handler is not None and not self._is_over.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -171,34 +173,35 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _print_stacks(self, where: str) -> None:
         process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
-        told = dump_all_stacks(
+        report = dump_all_stacks(
             f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
             list_loader_workers(),
             lambda: f"Last collective operation: {describe_last_collective() or 'not known'}",
         )
-        self._print(told, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
+        self._print(report, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
 
     def _print_last_batch(self) -> None:
-        # By the thread that trains, since this moves its random generators; if it is stuck, the process ends now.
+        # This changes random generators, so the watchdog calls it only before it ends the process.
         with suppress(Exception):
-            print(told := f"{_last_batch(self._run)}\n", end="", file=open_stacks(), flush=True)
-            self._print(told)
+            report = f"{_describe_last_batch(self._run)}\n"
+            print(report, end="", file=open_stacks(), flush=True)
+            self._print(report)
 
-    def _print(self, told: str, note: str = "") -> None:
-        print(told, end="", file=sys.stderr, flush=True)
+    def _print(self, report: str, note: str = "") -> None:
+        print(report, end="", file=sys.stderr, flush=True)
         if self._heartbeat is None:
             with suppress(OSError):
                 os.makedirs(self._args.output_dir, exist_ok=True)
-                # Unbuffered, since other processes may write too.
+                # Unbuffered, since other processes append too.
                 with open(os.path.join(self._args.output_dir, STACKS_NAME), "ab", buffering=0) as file:
-                    file.write(told.encode())
+                    file.write(report.encode())
                 print(note, end="\n" if note else "", file=sys.stderr, flush=True)
 
 
-def _last_batch(run: TrainingRun | None) -> str:
+def _describe_last_batch(run: TrainingRun | None) -> str:
     if run is None or not run.windows.micro_batches_read:
         return "No micro-batch has been read."
     number = run.windows.micro_batches_read
     rows = run.windows.find_rows(run.epoch, number - 1)
-    named = "" if rows is None else f", rows {', '.join(map(str, rows))}"
-    return f"Last micro-batch: number {number} of epoch {run.epoch}{named}."
+    row_text = "" if rows is None else f", rows {', '.join(map(str, rows))}"
+    return f"Last micro-batch: number {number} of epoch {run.epoch}{row_text}."

@@ -1,1 +1,1 @@
-"""Parts that all packages share: notes, tracebacks and logs, atomic files, seeds, lazy isinstance."""
+"""Utilities of all packages: notes, tracebacks, logs, atomic files, seeds and lazy isinstance."""

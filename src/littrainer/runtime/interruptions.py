@@ -1,4 +1,4 @@
-"""Signals and StopIteration, which Lightning's loops take for their own, reaching the user as Python has them."""
+"""Ctrl-C and StopIteration of the user's code, which Lightning's loops would handle themselves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class UserStopIteration(RuntimeError):
-    """Carries a StopIteration of the user's code through Lightning's loops, which would end quietly on it."""
+    """A wrapper of a StopIteration of the user's code, on which Lightning's loops would end silently."""
 
 
 class ReraiseUserStopIteration(AbstractContextManager[None]):
-    """Within it Lightning's hooks run by themselves: a StopIteration that they carry leaves it as such."""
+    """A block that raises the cause of a UserStopIteration."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, UserStopIteration) and error.__cause__ is not None:
@@ -22,13 +22,13 @@ class ReraiseUserStopIteration(AbstractContextManager[None]):
 
 
 class PythonInterruptions(ReraiseUserStopIteration):
-    """Code of Lightning within it ends on Ctrl-C or a StopIteration as a plain Python loop would.
+    """A block in which Lightning ends on Ctrl-C or StopIteration like a plain Python loop.
 
-    On Ctrl-C Lightning exits with status 1 and leaves further ones ignored: here KeyboardInterrupt is raised.
+    On Ctrl-C Lightning exits with status 1 and ignores later signals; this block raises KeyboardInterrupt.
     """
 
     def __enter__(self) -> None:
-        self._handler = signal.getsignal(signal.SIGINT) if _in_main_thread() else None
+        self._handler = signal.getsignal(signal.SIGINT) if _is_main_thread() else None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if self._handler is not None:
@@ -39,59 +39,59 @@ class PythonInterruptions(ReraiseUserStopIteration):
 
 
 class UpdateGuard(AbstractContextManager["UpdateGuard"]):
-    """Keeps Ctrl-C out of the optimizer step, so that it finds weights, optimizer and step count in agreement.
+    """A guard that defers Ctrl-C during an optimizer step, so that weights, optimizer and step count are consistent.
 
-    Between `hold()` and `release()` the first Ctrl-C waits; a second one is let through, should the step hang. So it
-    does while loader processes are started.
+    Between `hold()` and `release()` the first Ctrl-C is deferred; a second is handled at once, in case the step hangs.
+    The start of loader processes is guarded too.
     """
 
     def __init__(self) -> None:
-        self._holds = False
-        self._waiting: tuple[int, FrameType | None] | None = None
+        self._is_held = False
+        self._deferred: tuple[int, FrameType | None] | None = None
         self._handler: Any = None
 
     def __enter__(self) -> UpdateGuard:
-        handler = signal.getsignal(signal.SIGINT) if _in_main_thread() else None
-        # There is no handler to defer if Ctrl-C is ignored, or ends the process.
+        handler = signal.getsignal(signal.SIGINT) if _is_main_thread() else None
+        # SIG_IGN and SIG_DFL are not callable and cannot be deferred.
         if callable(handler):
             self._handler = handler
-            signal.signal(signal.SIGINT, self._answer)
+            signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        # Each access makes another bound method.
-        is_own = self._handler is not None and signal.getsignal(signal.SIGINT) == self._answer
-        if is_own:
+        # `==`, since each access makes a new bound method.
+        is_installed = self._handler is not None and signal.getsignal(signal.SIGINT) == self._on_signal
+        if is_installed:
             signal.signal(signal.SIGINT, self._handler)
         try:
             self.release()
         except KeyboardInterrupt as interruption:
-            # An explicit cause, since the report of Ctrl-C shows the traceback of a failure, and not of a context.
+            # An explicit cause, since the report of Ctrl-C shows the traceback of a cause only.
             has_failed = isinstance(error, Exception) and not isinstance(error, UserStopIteration)
             raise interruption from (error if has_failed else None)
         finally:
-            if is_own:
-                # The handler may be a method of an object that holds the session.
+            if is_installed:
+                # The handler may refer to the session.
                 self._handler = None
 
     def hold(self) -> None:
-        """The optimizer begins to change the weights."""
-        self._holds = True
+        """Defer Ctrl-C from now on, before weights change."""
+        self._is_held = True
 
     def release(self) -> None:
-        """The step is counted; what has waited is answered."""
-        self._holds = False
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._handler(*waiting)
+        """Handle a deferred Ctrl-C, after the step is counted."""
+        self._is_held = False
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            self._handler(*deferred)
 
-    def _answer(self, number: int, frame: FrameType | None) -> None:
-        if self._holds and self._waiting is None:
-            self._waiting = (number, frame)
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_held and self._deferred is None:
+            self._deferred = (number, frame)
         else:
-            self._waiting = None
+            self._deferred = None
             self._handler(number, frame)
 
 
-def _in_main_thread() -> bool:
+def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

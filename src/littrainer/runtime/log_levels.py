@@ -1,7 +1,7 @@
-"""Levels of the loggers by `log_level`, and the handler of littrainer's records.
+"""Logger levels by `log_level`, and the handler of littrainer's records.
 
-Under `littrainer run` they pass through the logger of transformers' Trainer, so that all that a script does with
-transformers' loggers acts on them; otherwise through the logger `littrainer`.
+Under `littrainer run` records pass through the logger of transformers' Trainer, so that scripts can configure it;
+otherwise through the logger `littrainer`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from littrainer.redirection.redirect import is_installed
 if TYPE_CHECKING:
     StreamHandler = logging.StreamHandler[Any]
 else:
-    # Python 3.10's takes no type in brackets.
+    # Not generic in Python 3.10.
     StreamHandler = logging.StreamHandler
 
 OURS, THEIRS = "littrainer", "transformers"
 TRAINER_OF_TRANSFORMERS = "transformers.trainer"
-# The level if another logger decides; 0 would mean that of the root logger.
+# Lowest level, if another logger decides; 0 would inherit the root logger's level.
 ALL = 1
-LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
+DEFAULT_LEVELS = (logging.NOTSET, ALL, logging.WARNING)
 
 
 class _Console(StreamHandler):
-    """Hands records to the logger of transformers' Trainer, or writes them to what stderr is at the moment.
+    """A handler that passes records to the logger of transformers' Trainer, or writes them to the current stderr.
 
     It writes nothing if the script has its own handler.
     """
@@ -41,12 +41,12 @@ class _Console(StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if is_installed():
-            # Scripts look for the name, too.
+            # Scripts filter by name, too.
             record.name = TRAINER_OF_TRANSFORMERS
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
             if theirs.isEnabledFor(record.levelno):
                 theirs.handle(record)
-        # Handlers of a script may be added after this one; a line is written once.
+        # At each record, since a script may add handlers later.
         elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
             super().emit(record)
 
@@ -55,10 +55,9 @@ _console = _Console()
 
 
 def apply_log_level(args: Any) -> None:
-    """Set the level of littrainer's and transformers' loggers to the one that the arguments ask of this process.
+    """Set the levels of littrainer's and transformers' loggers for this process.
 
-    `passive` leaves the levels as they are; littrainer's then follows transformers' if a script has set that one and
-    nobody has set ours.
+    With `passive` littrainer's logger follows a level that a script has set for transformers'.
 
     Parameters:
         args: training arguments.
@@ -71,7 +70,7 @@ def apply_log_level(args: Any) -> None:
 
 
 def is_debug_logging_enabled() -> bool:
-    """Return whether messages for debugging are logged."""
+    """Return whether debug messages are logged."""
     deciding = logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS)
     return deciding.getEffectiveLevel() <= logging.DEBUG
 
@@ -81,9 +80,9 @@ def _set_up() -> None:
     if _console not in ours.handlers:
         ours.addHandler(_console)
     ours.propagate = not is_installed()
-    if ours.level in LEVELS_THAT_NOBODY_SET:
+    if ours.level in DEFAULT_LEVELS:
         ours.setLevel(ALL if is_installed() else logging.getLogger(THEIRS).level or logging.WARNING)
 
 
-# For what is logged before there is a Trainer. The level of the root logger does not count, as in transformers.
+# For records before a Trainer exists. The root logger's level is ignored, as in transformers.
 _set_up()

@@ -1,4 +1,4 @@
-"""Nested lists, tuples and mappings of tensors or arrays: each leaf changed, cut off, or joined with others."""
+"""Functions on nested lists, tuples and mappings of tensors or arrays."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-# Fills up second dimensions of unequal length; losses and metrics leave such places out.
+# Padding of second dimensions, which losses and metrics ignore.
 PADDING = -100
 
 
 class SampleList(list[Any]):
-    """Nested values of single samples, an entry for each: lists of several batches follow each other."""
+    """A list with an entry for each sample; lists of several batches are concatenated."""
 
 
 def is_sample_list(value: Any) -> bool:
-    """Whether a value is a `SampleList`."""
+    """Return whether a value is a `SampleList`."""
     return isinstance(value, SampleList)
 
 
 def map_nested(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """Apply a function to each leaf of nested lists, tuples and mappings, and to containers that are leaves too."""
+    """Apply a function to each leaf of nested lists, tuples and mappings, and to containers for which `is_leaf`."""
     if is_leaf is not None and is_leaf(value):
         return function(value)
     if isinstance(value, Mapping):
@@ -37,12 +37,12 @@ def map_nested(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[An
 
 
 def detach_nested(value: Any) -> Any:
-    """Nested tensors without their graph; anything else is left as it is."""
+    """Detach nested tensors."""
     return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def truncate_nested(value: Any, length: int) -> Any:
-    """Nested tensors with at most `length` rows."""
+    """Cut nested tensors to at most `length` rows."""
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, SampleList):
@@ -53,7 +53,7 @@ def truncate_nested(value: Any, length: int) -> Any:
 
 
 def convert_to_numpy(value: Any) -> Any:
-    """Nested tensors as NumPy arrays on the host; NumPy has no bfloat16, which becomes float32."""
+    """Convert nested tensors to NumPy arrays, and bfloat16 to float32."""
 
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -65,7 +65,7 @@ def convert_to_numpy(value: Any) -> Any:
 
 
 def concat_nested(pieces: list[Any]) -> Any:
-    """Join nested arrays or tensors along their rows; second dimensions of unequal length are padded with -100."""
+    """Concatenate nested arrays or tensors along rows; pad unequal second dimensions with -100."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -82,10 +82,10 @@ def concat_nested(pieces: list[Any]) -> Any:
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if isinstance(first, torch.Tensor):
         rows = [piece if piece.dim() else piece.reshape(1) for piece in pieces]
-        return torch.cat(_padded(rows, torch.Tensor.new_full), dim=0)
+        return torch.cat(_pad(rows, torch.Tensor.new_full), dim=0)
     if isinstance(first, np.ndarray):
         rows = [np.atleast_1d(piece) for piece in pieces]
-        return np.concatenate(_padded(rows, lambda like, shape, fill: np.full(shape, fill, like.dtype)), axis=0)
+        return np.concatenate(_pad(rows, lambda like, shape, fill: np.full(shape, fill, like.dtype)), axis=0)
     raise TypeError(
         f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, and "
         "name its other outputs in ignore_keys, which leaves them out; or set eval_do_concat_batches=False."
@@ -96,16 +96,16 @@ def _check_entries(first: Any, others: list[Any]) -> None:
     is_mapping = isinstance(first, Mapping)
     for other in others:
         if first.keys() - other.keys() if is_mapping else len(first) != len(other):
-            then, now = (sorted(map(str, part)) if is_mapping else len(part) for part in (first, other))
+            entries, other_entries = (sorted(map(str, part)) if is_mapping else len(part) for part in (first, other))
             raise ValueError(
-                f"The batches of an evaluation returned a {type(first).__name__} with the entries {then}, and with "
-                f"{now}, which cannot be joined. Let the model return the same structure for every batch, or set "
-                "eval_do_concat_batches=False."
+                f"The batches of an evaluation returned a {type(first).__name__} with the entries {entries}, and "
+                f"with {other_entries}, which cannot be joined. Let the model return the same structure for every "
+                "batch, or set eval_do_concat_batches=False."
             )
 
 
 def mixed_types_error(kinds: list[type]) -> TypeError:
-    """Return the error for batches that are not built alike."""
+    """Return the error for batches with different structures."""
     names = sorted({kind.__name__ for kind in kinds})
     return TypeError(
         f"The batches of an evaluation returned outputs of different kinds ({', '.join(names)}), which cannot be "
@@ -113,7 +113,7 @@ def mixed_types_error(kinds: list[type]) -> TypeError:
     )
 
 
-def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) -> list[Any]:
+def _pad(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) -> list[Any]:
     for piece in pieces:
         if piece.ndim != pieces[0].ndim or piece.shape[2:] != pieces[0].shape[2:]:
             raise ValueError(mixed_shapes_message(tuple(pieces[0].shape), tuple(piece.shape)))
@@ -129,7 +129,7 @@ def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any])
 
 
 def mixed_shapes_message(before: tuple[int, ...], now: tuple[int, ...]) -> str:
-    """Return the message for batches that cannot be put into one array."""
+    """Return the error message for batches with incompatible shapes."""
     return (
         f"A batch of an evaluation returned an output of shape {now}, and one before it of shape {before}: only the "
         "first two dimensions may differ. Bring them to one shape in preprocess_logits_for_metrics, or set "
@@ -138,7 +138,7 @@ def mixed_shapes_message(before: tuple[int, ...], now: tuple[int, ...]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Kinds and shapes of nested tensors or arrays, in one line."""
+    """Return dtypes and shapes of nested tensors or arrays, in a line."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):

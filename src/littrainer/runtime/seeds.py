@@ -1,4 +1,4 @@
-"""Seeding of every random number generator a training draws from."""
+"""Seeding of the random number generators of a training."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import random
 import numpy as np
 import torch
 
-# Read by cuBLAS and by kernels that have a deterministic variant; they have to stand in the environment before the
-# first such kernel runs.
+# cuBLAS and some kernels read these before their first call.
 DETERMINISTIC_ENVIRONMENT = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
@@ -18,11 +17,11 @@ DETERMINISTIC_ENVIRONMENT = {
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices).
+    """Seed the generators of Python, NumPy and torch on all devices.
 
     Parameters:
-        seed: the seed, the same for each generator.
-        deterministic: also make torch refuse operations that have no deterministic implementation.
+        seed: seed of each generator.
+        deterministic: let torch raise for operations without deterministic implementation.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -32,11 +31,11 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 
 
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
-    """Seed everything and switch torch, cuDNN and cuBLAS to deterministic kernels.
+    """Seed all generators and use deterministic kernels of torch, cuDNN and cuBLAS.
 
     Parameters:
-        seed: for Python, NumPy and torch.
-        warn_only: warn about an operation without a deterministic implementation where the default is to fail.
+        seed: seed of Python, NumPy and torch.
+        warn_only: warn instead of raising for operations without deterministic implementation.
     """
     set_seed(seed)
     os.environ.update(DETERMINISTIC_ENVIRONMENT)
@@ -46,11 +45,11 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seed a DataLoader worker: torch already gave each its own seed, which also goes to Python's and NumPy's.
+    """Seed a DataLoader worker from torch's seed, which differs between workers.
 
     Parameters:
-        worker_id: index of the worker, which torch's seed already depends on.
+        worker_id: index of the worker, included in torch's seed.
         num_workers: workers of each rank.
-        rank: rank of the process the worker belongs to.
+        rank: rank of the worker's process.
     """
     set_seed(num_workers * rank + torch.initial_seed() % 2**32)

@@ -1,4 +1,4 @@
-"""References that do not keep an object alive: what holds its own user is freed without the garbage collector."""
+"""Weak references to owners, so that owner and part are freed without the garbage collector."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class _Reference(weakref.ref[Any]):
     """A weak reference that is copied and pickled with its object."""
 
     def __reduce__(self) -> Any:
-        # A set that nobody else holds is gone at once.
+        # A dead reference is copied as a reference to a temporary set.
         return _Reference, (set() if self() is None else self(),)
 
 
 def weak_property(name: str) -> Any:
-    """Return a property for an object's owner, which then is freed with its last user, not by the garbage collector.
+    """Return a property that refers weakly to its value; None once the value is freed.
 
-    The value is None once the owner is gone. Reading it calls no Python function, since each step reads it often.
+    Reading it calls no Python function, since each step reads it often.
 
     Parameters:
-        name: of the attribute that holds the reference.
+        name: attribute for the reference.
     """
     return property(methodcaller(name), lambda holder, value: setattr(holder, name, _Reference(value)))
 
 
 class WeaklyBound:
-    """A method that an object holds itself: bound to it like `MethodType`, in signature, copies and pickles too.
+    """A weakly bound method for an attribute of its object; like `MethodType` in signature, copies and pickles.
 
     Parameters:
-        function: takes the object first.
+        function: function of the object.
         instance: the object.
     """
 
     __signature__ = property(lambda self: inspect.signature(MethodType(self.__func__, self.__self__)))
 
     def __init__(self, function: Callable[..., Any], instance: Any):
-        # torch.compile follows a reference of weakref's own class only.
+        # torch.compile supports no subclass of weakref.ref.
         self.__func__, self._instance = function, weakref.ref(instance)
 
     @property
@@ -66,6 +66,6 @@ class WeaklyBound:
 
 
 def load_in_thread(load: Callable[..., Any], *arguments: Any) -> Any:
-    """Import in a thread: exceptions that libraries catch meanwhile may stay in cycles with all frames below them."""
+    """Call an importing function in a thread, so that cycles of caught exceptions do not hold the caller's frames."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(load, *arguments).result()
