@@ -51,7 +51,7 @@ from littrainer.loop.reports import MemoryReport
 from littrainer.model.facts import facts_about
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import is_metric_driven, step_on_metric
-from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
+from littrainer.optim.stepping import clip_gradient_norm, is_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.search import trial as search_trial
@@ -246,7 +246,7 @@ class OverridePoints:
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:
-        if is_metric_driven(self.lr_scheduler) or self.schedule_is_replaced:
+        if is_metric_driven(self.lr_scheduler) or self.is_schedule_overridden:
             rate = self._existing_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
@@ -400,10 +400,10 @@ class OverridePoints:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return are_connected and lie_on_several_meshes(parameters_of(model))
+        return are_connected and is_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(model.parameters(), max_norm)
+        return clip_gradient_norm(model.parameters(), max_norm)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
         if self.args.include_num_input_tokens_seen != "no":

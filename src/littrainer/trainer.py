@@ -16,7 +16,7 @@ from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list, popped
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, normalize_callbacks, pop_matching
 from littrainer.callbacks.lightning_callbacks import add_lightning_callback, has_progress_bar, remove_lightning_callback
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
@@ -47,8 +47,8 @@ from littrainer.loop.plan import plan_training
 from littrainer.loop.preemption import listed_callbacks
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
 from littrainer.model.facts import parameters_without_embeddings
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.redirection.redirect import collect_garbage_as_usual
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
@@ -162,7 +162,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
         by_arguments = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
-        for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
+        for callback in [*by_arguments, *normalize_callbacks(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not has_progress_bar(self.lightning_callbacks, args):
@@ -344,7 +344,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError, ImportError: its settings cannot be read, or the library that has it is not installed.
         """
-        return optimizer_class_and_keywords(args, model)
+        return get_optimizer_class_and_keywords(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that weight decay applies to: all but norms and biases.
@@ -352,7 +352,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             model: whose parameters are named.
         """
-        return decayed_parameter_names(model)
+        return get_decayed_parameter_names(model)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -912,7 +912,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             callback: the callback, or a class of which the first one is taken.
         """
         if run_lightning.is_lightning_callback(callback):
-            return popped(self.lightning_callbacks, callback)
+            return pop_matching(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.arguments.shown_arguments import MAX_TEXT_LETTERS, as_text, away_from_defaults, default_texts, is_same
+from littrainer.arguments.shown_arguments import MAX_TEXT_LETTERS, as_text, default_texts, is_same, select_non_default
 
 # What follows from use_cpu, or from the machine.
 DERIVED = {"dataloader_pin_memory", "disable_tqdm", "optim", "bf16", "logging_dir"}
@@ -18,7 +18,7 @@ def test_arguments_are_compared_with_their_defaults_and_those_of_a_subclass_come
     texts = {
         name: as_text(value) for name, value in {"temperature": 0.5, **args.to_dict()}.items() if name[-6:] != "_token"
     }
-    changed = away_from_defaults(texts, default_texts())
+    changed = select_non_default(texts, default_texts())
     assert {name: value for name, value in changed.items() if name not in DERIVED} == {
         "output_dir": "out",
         "learning_rate": "0.25",

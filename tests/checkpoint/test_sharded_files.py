@@ -13,7 +13,7 @@ from torch import nn
 from littrainer.checkpoint.layout import holds_parts
 from littrainer.checkpoint.reader import read_optimizer_state, refuse_other_optimizer
 from littrainer.checkpoint.sharded_files import nested_state, read_into, read_whole, stored_tensors
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.strategies.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
 from tests.scenarios.models import VectorClassifier
 
@@ -92,7 +92,7 @@ def test_damaged_files_are_named_so(name: str, folder: Path) -> None:
 
 def stepped(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
     """An optimizer that has taken a step; the same for models with the same weights."""
-    optimizer = torch.optim.AdamW(parameter_groups(model, decayed_parameter_names(model), weight_decay), lr=0.1)
+    optimizer = torch.optim.AdamW(parameter_groups(model, get_decayed_parameter_names(model), weight_decay), lr=0.1)
     for place, parameter in enumerate(model.parameters(), start=1):
         parameter.grad = torch.full_like(parameter, float(place))
     optimizer.step()

@@ -16,7 +16,7 @@ from littrainer.cli import main
 from littrainer.commands.explain import (
     _small_trainer,
     changed_arguments,
-    explanation,
+    explain_trainer,
     program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
@@ -101,7 +101,7 @@ def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[
 
 def report_on(args: TrainingArguments) -> str:
     with remove_output_dirs():
-        return explanation(_small_trainer(args), args)
+        return explain_trainer(_small_trainer(args), args)
 
 
 def line_of(report: str, start: str) -> str:
@@ -149,7 +149,7 @@ def test_what_a_script_gave_its_trainer_is_named_too(tmp_path: Path) -> None:
         "lightning": {"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
     }
     trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=given)
-    report = explanation(trainer, trainer.args)
+    report = explain_trainer(trainer, trainer.args)
     assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
     assert line_of(report, "Lightning callbacks").endswith("LearningRateMonitor")
     assert "manual" in line_of(report, "optimization")

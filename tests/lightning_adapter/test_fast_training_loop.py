@@ -18,7 +18,7 @@ from lightning.pytorch.profilers import Profiler
 from littrainer import Trainer, TrainerCallback
 from littrainer.lightning_adapter import fast_training_loop
 from littrainer.lightning_adapter.fast_training_loop import HOOKS, FastEpochLoop
-from littrainer.optim.stepping import ClosureFirst
+from littrainer.optim.stepping import ClosureFirstOptimizer
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    if isinstance(value, ClosureFirst):
+    if isinstance(value, ClosureFirstOptimizer):
         value = value.optimizer
     return value if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 

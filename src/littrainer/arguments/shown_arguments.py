@@ -22,7 +22,7 @@ def default_texts() -> dict[str, str]:
     return {name: as_text(value) for name, value in {**vars(args), **generation, "output_dir": None}.items()}
 
 
-def away_from_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+def select_non_default(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that differ from the defaults: documented names first, those of a subclass last."""
     names = [*(name for name in defaults if name in texts), *(name for name in texts if name not in defaults)]
     return {name: texts[name] for name in names if name not in defaults or not is_same(texts[name], defaults[name])}

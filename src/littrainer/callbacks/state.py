@@ -120,7 +120,7 @@ class TrainerState:
         if self.log_history is None:
             self.log_history = []
         if not isinstance(self.stateful_callbacks, dict):
-            self.stateful_callbacks = exported_states(self.stateful_callbacks or [])
+            self.stateful_callbacks = export_states(self.stateful_callbacks or [])
 
     def save_to_json(self, json_path: str) -> None:
         """Write the state to a JSON file in an existing folder, completely or not at all.
@@ -221,7 +221,7 @@ def is_exportable(callback: Any) -> bool:
     return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
-def exported_states(callbacks: list[Any]) -> dict[str, Any]:
+def export_states(callbacks: list[Any]) -> dict[str, Any]:
     """Return the states of callbacks by class name; several of one class become a list."""
     states: dict[str, list[Any]] = {}
     for callback in callbacks:

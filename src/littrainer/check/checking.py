@@ -20,7 +20,7 @@ from tqdm import tqdm
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.handler import DefaultFlowCallback
-from littrainer.callbacks.lightning_callbacks import is_one_of
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, format_error, format_seconds, make_finding
@@ -103,7 +103,7 @@ class TrialSteps(TrainerCallback):
         control.should_training_stop = self.is_over
 
 
-def schedule_of(part: str, args: Any, state: Any) -> tuple[int, float | None]:
+def get_schedule(part: str, args: Any, state: Any) -> tuple[int, float | None]:
     """Return after how many optimizer steps, and minutes, a training repeats a part; 0 for never."""
     strategy, interval, minutes = args.eval_strategy, state.eval_steps, args.eval_minutes
     if part == SAVE and args.save_strategy != SaveStrategy.BEST:
@@ -115,14 +115,14 @@ def schedule_of(part: str, args: Any, state: Any) -> tuple[int, float | None]:
     return interval if strategy == IntervalStrategy.STEPS else math.ceil(state.max_steps / epochs), minutes
 
 
-def first_time(part: str, args: Any, steps: TrialSteps) -> str:
+def describe_first_time(part: str, args: Any, steps: TrialSteps) -> str:
     """Return when a training first reaches a part; without a strategy the script calls for it."""
     state = steps.state
     if part == END:
         return "when all steps are done"
     if state is None or part == STEP:
         return f"at optimizer step {len(steps.step_ends) + 1:,}"
-    every, minutes = schedule_of(part, args, state)
+    every, minutes = get_schedule(part, args, state)
     if every:
         return f"at optimizer step {min(every, state.max_steps):,} of {state.max_steps:,}"
     return f"after {minutes:g} minutes" if minutes else f"at a call of {'save_model' if part == SAVE else 'evaluate'}()"
@@ -245,7 +245,9 @@ class TrainingCheck:
                 if self.limits_evaluation:
                     trainer.lightning_keywords["limit_val_batches"] = MAX_BATCHES
                 kept = trainer.lightning_callbacks if rows is None else []
-                trainer.lightning_callbacks[:] = [entry for entry in kept if not is_one_of(entry, "Checkpoint")]
+                trainer.lightning_callbacks[:] = [
+                    entry for entry in kept if not is_lightning_class(entry, "Checkpoint")
+                ]
                 others = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
                 kept = [entry for entry in callbacks if not isinstance(entry, others)]
                 trainer.callback_handler.callbacks = [*(kept if rows is None else [DefaultFlowCallback()]), steps]
@@ -298,7 +300,7 @@ class TrainingCheck:
             if part == EVALUATION and self._can_evaluate_all(steps):
                 self.evaluates_all = True
                 continue
-            self._fail(part, error, first_time(part, args, steps))
+            self._fail(part, error, describe_first_time(part, args, steps))
             # A later step that fails is most often one of a batch with a rare row, which `_try_rows` looks for.
             is_early = part == STEP and len(steps.step_ends) <= STEPS_WITH_EVENTS
             if self.report.is_interrupted or is_early or (part not in parts and part != END):
@@ -337,7 +339,7 @@ class TrainingCheck:
             problem = f"no checkpoint was written after an evaluation: {best}"
             if self.checkpoint is not None:
                 problem = " ".join(damage_in(self.checkpoint))
-            when = first_time(SAVE, self.args, steps)
+            when = describe_first_time(SAVE, self.args, steps)
             yield make_finding(SAVE, "a checkpoint was written and verified", problem, when)
         elif SAVE in parts:
             yield make_finding(SAVE, "save_model() wrote the model")
@@ -468,7 +470,7 @@ class TrainingCheck:
         seconds = steps.step_ends[0] - steps.start + (state.max_steps - 1) * (step or 0)
         counts = []
         for part in (EVALUATION, SAVE):
-            every, minutes = schedule_of(part, args, state)
+            every, minutes = get_schedule(part, args, state)
             by_steps = math.ceil(state.max_steps / every) if every else 0
             counts.append(by_steps + int(seconds / 60 / (minutes or math.inf)))
         evaluations, saves = counts[0] + bool(args.eval_on_start), counts[1]

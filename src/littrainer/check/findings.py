@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PASSED, NOTE, FAILS = "passed", "note", "would fail"
 # Where no code of the user is; words of an error may show a whole batch.
-OTHERS, MOST_LETTERS = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])), 600
+OTHERS, MAX_ERROR_CHARACTERS = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])), 600
 # Tracker -> variables of the environment and files, one of which says how it signs in or that it need not; and what to
 # do if there is none.
 LOGINS = {
@@ -94,7 +94,7 @@ class CheckReport:
 def format_error(error: BaseException) -> str:
     """Return what an error says: its kind, its words and notes, and the line of the user's code that it came from."""
     said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
-    lines = [textwrap.shorten(str(one), MOST_LETTERS, placeholder=" ...") for one in said]
+    lines = [textwrap.shorten(str(one), MAX_ERROR_CHARACTERS, placeholder=" ...") for one in said]
     users = ""
     for at in traceback.extract_tb(error.__traceback__):
         if not at.filename.startswith(OTHERS) and "site-packages" not in at.filename:

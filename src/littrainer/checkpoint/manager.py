@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
+from littrainer.callbacks.state import TrainerState, export_states, is_exportable
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, naming_full_disk
 from littrainer.checkpoint.checksums import note_changes
 from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, folder_for_part, send_to_writer
@@ -366,7 +366,7 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
 
 def _note_exported_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
-    for name, now in exported_states(list(filter(is_exportable, training.callbacks))).items():
+    for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
         # If one class has several callbacks, each save adds their states to the list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now

@@ -65,7 +65,7 @@ def largest_gaps(one: Logs, other: Logs) -> dict[str, float]:
     return gaps
 
 
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights in a folder, or those of the adapters in it.
 
     Raises:

@@ -93,7 +93,7 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
                 print(f"littrainer explain: {warning.message}", file=sys.stderr)
             if unknown:
                 raise BadInput(unrecognized(unknown, [*option_names(command), *option_names(parser)]))
-            print(program(args) if as_code else explanation(_small_trainer(args), args, words), end="")
+            print(program(args) if as_code else explain_trainer(_small_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         raise BadInput(str(error)) from error
     return 0
@@ -123,7 +123,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 
     def make_and_stop(self: Trainer, *args: Any, **kwargs: Any) -> NoReturn:
         make_trainer(self, *args, **kwargs)
-        raise TrainerReached(program(self.args, script) if as_code else explanation(self, self.args, words))
+        raise TrainerReached(program(self.args, script) if as_code else explain_trainer(self, self.args, words))
 
     install()
     trainer_class.__init__ = make_and_stop
@@ -141,7 +141,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
+def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
     """Describe where a Trainer's arguments go, and the Lightning keywords and parts that they result in.
 
     Parameters:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from littrainer.checkpoint.layout import RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.commands.command_line import BadInput, CommandParser
-from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
-from littrainer.commands.report_folders import MissingState, Run, Search, read_folders
+from littrainer.commands.report_charts import Chart, build_search_charts, build_training_charts, picture
+from littrainer.commands.report_folders import MissingState, Run, Search, load_folders
 from littrainer.commands.report_page import page
 from littrainer.runtime.atomic_files import write_whole
 from littrainer.runtime.remote_folder import RemoteFolderError, address_of, local_folder
@@ -66,10 +66,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Path, list[Chart]]:
-    runs, searches = read_folders(_local_folders(options.folders))
+    runs, searches = load_folders(_local_folders(options.folders))
     target = _target(runs, searches, options.output)
-    charts = [chart for number, search in enumerate(searches) for chart in search_charts(search, f"search {number}")]
-    charts += training_charts(runs)
+    charts = [
+        chart for number, search in enumerate(searches) for chart in build_search_charts(search, f"search {number}")
+    ]
+    charts += build_training_charts(runs)
     write_whole(target, page(runs, searches, charts, live_seconds))
     return target, charts
 

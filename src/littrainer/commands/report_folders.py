@@ -16,7 +16,14 @@ from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import EVALUATION, TRAINING, History, Point, logged_values, read_history
+from littrainer.callbacks.log_history import (
+    EVALUATION,
+    TRAINING,
+    History,
+    Point,
+    collect_logged_values,
+    parse_log_history,
+)
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
@@ -77,8 +84,8 @@ class Run:
 
     @property
     def logged(self) -> dict[tuple[int, str], Any]:
-        """The logged values by step and name, as `logged_values` returns them."""
-        return logged_values(self.state.log_history)
+        """The logged values by step and name, as `collect_logged_values` returns them."""
+        return collect_logged_values(self.state.log_history)
 
     @property
     def best_checkpoint(self) -> str | None:
@@ -193,7 +200,7 @@ class Search:
         return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
 
 
-def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
+def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
     """Read the runs and searches in folders; a folder that is given twice is read once.
 
     Parameters:
@@ -246,7 +253,7 @@ def _read_run(folder: Path, name: str, state_file: Path) -> Run:
             f"{state_file} is not a readable trainer state ({error.__cause__ or error}); give the folder of a "
             "checkpoint whose file is intact."
         ) from error
-    history = read_history(state.log_history)
+    history = parse_log_history(state.log_history)
     run = Run(name, folder, state_file, state, history, notes=[*history.notes])
     if not history.curves:
         run.notes.append(

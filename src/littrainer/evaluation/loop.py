@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer.callbacks.progress import label_of, name_evaluation
+from littrainer.callbacks.progress import get_progress_label, label_evaluation_bar
 from littrainer.data.limits import first_batches, limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.sharding import length_of
@@ -265,7 +265,7 @@ class EvaluationLoop(CollectedOutputs):
         if callable(getattr(trainer.optimizer, "eval", None)):
             trainer.optimizer.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
-        name_evaluation(trainer.callback_handler.callbacks, label_of(self.prefix, self.generates))
+        label_evaluation_bar(trainer.callback_handler.callbacks, get_progress_label(self.prefix, self.generates))
         data = "prediction data" if self.is_prediction else "evaluation data"
         check_equal_lengths(self.dataloader, data, f"{self.description.lower()} with metric_key_prefix={self.prefix!r}")
         logger.info(f"\n***** Running {self.description} *****")

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
+from littrainer.callbacks.log_history import (
+    COSTS,
+    END_OF_TRAINING_METRIC,
+    EVALUATION,
+    TRAINING,
+    Point,
+    parse_log_history,
+)
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.hub.repository import CARD_NAME, text_of, without_tokens
 from littrainer.model.facts import base_model
@@ -305,15 +312,15 @@ def last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
 
 
 def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
-    curves = read_history(log_history).curves.items()
+    curves = parse_log_history(log_history).curves.items()
     return {key: points for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
 
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
     """Return the evaluations during training, a row for each step and a column for each metric and evaluation set."""
-    ends = [place for place, entry in enumerate(log_history) if OF_THE_WHOLE_TRAINING in entry]
+    ends = [place for place, entry in enumerate(log_history) if END_OF_TRAINING_METRIC in entry]
     during = log_history[: ends[-1]] if ends else log_history
-    losses = read_history(during).curves.get(("loss", TRAINING), [])
+    losses = parse_log_history(during).curves.get(("loss", TRAINING), [])
     evaluated = {key: {point.step: point for point in points} for key, points in _evaluations(during).items()}
     epochs = {step: point.epoch for points in evaluated.values() for step, point in points.items()}
     if not epochs or not (ends or losses):

@@ -300,7 +300,7 @@ class LightningCheckpoint:
             "rank": 0,
             "data": _data_with_order(position),
             "lightning_callbacks": dict(self.content.get("callbacks") or {}),
-            "schedule_is_replaced": False,
+            "is_schedule_overridden": False,
             "lightning_additions": {},
         }
 

@@ -18,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.callbacks.progress import shows_bars
+from littrainer.callbacks.progress import should_show_bars
 from littrainer.data.limits import development_batches
 from littrainer.data.loaders import has_length
 from littrainer.distributed.layout import data_parallel_size
@@ -272,7 +272,7 @@ class _RisingRate(TrainerCallback):
         self.losses: list[float] = []
         self.explodes = False
         self._mean = 0.0
-        is_shown = shows_bars(trainer.args) and not trainer.args.disable_tqdm and trainer.is_world_process_zero()
+        is_shown = should_show_bars(trainer.args) and not trainer.args.disable_tqdm and trainer.is_world_process_zero()
         self.bar = tqdm(total=len(rates), desc="learning rates", disable=not is_shown)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -51,10 +51,10 @@ from littrainer.loop.model_preparation import (
     enable_activation_checkpointing,
     noisy_embeddings,
 )
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
+from littrainer.optim.stepping import clip_gradient_norm, has_fused_backward, step_with_closure
 
 
 class TransformersModule(StepsAfterBackward):
@@ -272,7 +272,7 @@ class TransformersModule(StepsAfterBackward):
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups: all parameters of the module, norms and biases without weight decay."""
-        return parameter_groups(self, decayed_parameter_names(self), self.args.weight_decay)
+        return parameter_groups(self, get_decayed_parameter_names(self), self.args.weight_decay)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class TransformersModule(StepsAfterBackward):
             # FullyShardedDataParallel, whose parameters are parts of one long vector, sums over the processes.
             root.clip_grad_norm_(bound)
         else:
-            clip_by_norm(self.parameters(), bound)
+            clip_gradient_norm(self.parameters(), bound)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
@@ -455,9 +455,9 @@ class TransformersModule(StepsAfterBackward):
         """
         optimizer, schedule = self.given_optimizers
         if optimizer is None:
-            chosen = self.optimizer_cls_and_kwargs or optimizer_class_and_keywords(self.args, self.model)
+            chosen = self.optimizer_cls_and_kwargs or get_optimizer_class_and_keywords(self.args, self.model)
             optimizer = build_optimizer(self.model, self.optimizer_groups(), *chosen)
-            if updates_during_backward(optimizer):
+            if has_fused_backward(optimizer):
                 raise ValueError(
                     f"optim={self.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
                     "does not call. Train with littrainer.Trainer, or choose another optim."
@@ -490,7 +490,7 @@ class TransformersModule(StepsAfterBackward):
                 )
             return closure()
 
-        step_repeating(optimizer, loss, repeat)
+        step_with_closure(optimizer, loss, repeat)
 
     @property
     def step_was_skipped(self) -> bool:

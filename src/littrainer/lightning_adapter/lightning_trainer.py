@@ -24,9 +24,9 @@ from littrainer.arguments.process import matmul_precision
 from littrainer.callbacks.lightning_callbacks import (
     ONLY_IN_TRAINING,
     check_average_begins,
+    check_callbacks,
     check_can_resume,
-    check_set_up,
-    is_one_of,
+    is_lightning_class,
     reject_unsupported_callback,
 )
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
@@ -145,9 +145,9 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         owner: Any = weakref.ref(trainer)
         keywords["logger"] = [HistoryLogger(lambda: owner().state)]
     if run is None:
-        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
+        callbacks = [callback for callback in callbacks if not is_lightning_class(callback, *ONLY_IN_TRAINING)]
     else:
-        check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
+        check_callbacks(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _ready_for_training(callbacks, run, keywords)
         plugins, checkpoints = as_list(keywords.get("plugins")), trainer.session.checkpoints
         keywords["plugins"] = with_checkpoint_io(
@@ -193,7 +193,7 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     if args.ema_decay is not None:
         from littrainer.lightning_adapter.weight_averaging import AveragedWeights
 
-        if any(is_one_of(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
+        if any(is_lightning_class(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
             raise ValueError("ema_decay is set, and a callback averages weights too: leave one of them out.")
         callbacks = [*callbacks, AveragedWeights(args.ema_decay, args.ema_use)]
     epochs = run.plan.num_train_epochs

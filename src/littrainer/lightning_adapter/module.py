@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from littrainer.callbacks.lightning_callbacks import backbone_of
-from littrainer.callbacks.lightning_metrics import note_places, publish
+from littrainer.callbacks.lightning_callbacks import find_backbone
+from littrainer.callbacks.lightning_metrics import publish, set_batch_indices
 from littrainer.data.windows import MicroBatch
 from littrainer.lightning_adapter.lightning_internals import (
     announce_validations,
@@ -32,7 +32,7 @@ from littrainer.lightning_adapter.lightning_internals import (
 from littrainer.loop.batch_errors import note_batch
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
+from littrainer.optim.stepping import ClosureFirstOptimizer, GradScalerMixin, has_fused_backward, mark_optimizer_stepped
 from littrainer.runtime.interruptions import StoppedByUserCode
 from littrainer.runtime.weak_attributes import held_weakly
 from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
@@ -79,7 +79,7 @@ class StepsAfterBackward(pl.LightningModule):
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
         """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
-        stepped = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        stepped = ClosureFirstOptimizer(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
         self.trainer.strategy.optimizer_step(stepped, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -133,7 +133,7 @@ class TrainerModule(StepsAfterBackward):
         Raises:
             AttributeError: the model has no module of that kind.
         """
-        found = backbone_of(self.model)
+        found = find_backbone(self.model)
         if found is None:
             raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
         return found
@@ -159,7 +159,7 @@ class TrainerModule(StepsAfterBackward):
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
-        self._updates_during_backward = updates_during_backward(optimizer)
+        self._updates_during_backward = has_fused_backward(optimizer)
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
@@ -187,7 +187,7 @@ class TrainerModule(StepsAfterBackward):
         """The optimizer that steps next, from here on Lightning's too."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
-            self._updates_during_backward = updates_during_backward(self._optimizer)
+            self._updates_during_backward = has_fused_backward(self._optimizer)
             replace_optimizer(self.trainer, self._optimizer)
         return self._optimizer
 
@@ -285,11 +285,11 @@ class TrainerModule(StepsAfterBackward):
         """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
         optimizer = self.follow_optimizer()
         if self.step.is_refused or self._updates_during_backward:
-            note_step(optimizer)
+            mark_optimizer_stepped(optimizer)
             if self.scaling is not None:
                 self.scaling.skip_step()
         elif self.scaling is not None:
-            self.scaling.step_unless_infinite(optimizer)
+            self.scaling.step_unless_nonfinite(optimizer)
         else:
             optimizer.step()
 
@@ -351,7 +351,7 @@ class TrainerModule(StepsAfterBackward):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
         outputs = self._evaluation.step(batch)
-        note_places(self.trainer, self._evaluation.places_of(batch))
+        set_batch_indices(self.trainer, self._evaluation.places_of(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:

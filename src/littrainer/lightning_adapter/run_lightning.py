@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.lightning_callbacks import is_one_of
-from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
+from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import further_keywords
 from littrainer.data.workers import end_workers
@@ -43,13 +43,13 @@ class LightningState:
         trainer: the `lightning.Trainer` of the last training, or of an evaluation that Lightning ran before it.
         module: what fit is carrying out right now; None outside of training.
         evaluation: the evaluation or prediction that is running, the innermost one.
-        validation_rounds: which evaluations are one validation to Lightning callbacks.
+        deferred_validation_end: which evaluations are one validation to Lightning callbacks.
     """
 
     trainer: pl.Trainer | None = None
     module: Any = None
     evaluation: EvaluationLoop | None = None
-    validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
+    deferred_validation_end: DeferredValidationEnd = field(default_factory=DeferredValidationEnd)
 
     def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
         # Its parts refer to it, so without this nothing but the garbage collector would free it.
@@ -111,7 +111,7 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
     running = state.module
     outer, state.evaluation = state.evaluation, evaluation
     if running is not None:
-        trainer.validation_rounds.end_earlier_one()
+        trainer.deferred_validation_end.notify_previous_end()
     try:
         with noted_reading(trainer, evaluation):
             if not _has_listeners(trainer):
@@ -119,7 +119,7 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
                     evaluation.run()
                 if running is not None:
                     # The round ends with it, although no callback is called.
-                    trainer.validation_rounds.add(lambda is_monitoring: None)
+                    trainer.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
             else:
@@ -146,7 +146,7 @@ def _evaluate_inside_fit(trainer: Any, lightning_trainer: pl.Trainer, evaluation
     from littrainer.lightning_adapter.lightning_internals import evaluate_inside_fit
 
     end = evaluate_inside_fit(lightning_trainer, BatchStream(evaluation), lambda: _put_weights_back(lightning_trainer))
-    trainer.validation_rounds.add(end)
+    trainer.deferred_validation_end.add(end)
 
 
 def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
@@ -215,7 +215,7 @@ def validation_round(trainer: Any) -> Iterator[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
     with (
         trainer.session.speed.during("evaluation"),
-        trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer)),
+        trainer.deferred_validation_end.round(lambda: stop_if_lightning_stops(trainer)),
         weights_to("evaluate", trainer.session.lightning.module),
     ):
         yield
@@ -259,7 +259,7 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
 def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
     # Training may go on after an evaluation that was broken off, as when a signal asks for a checkpoint.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
-        if is_one_of(callback, "WeightAveraging"):
+        if is_lightning_class(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 

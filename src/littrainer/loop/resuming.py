@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
+from littrainer.callbacks.lightning_states import collect_lightning_additions, collect_lightning_states
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
@@ -115,11 +115,11 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "rank": trainer.args.process_index,
         "data": data,
         "steps_ahead": run.steps_ahead,
-        "lightning_callbacks": states_of_lightning_callbacks(trainer.lightning_module),
-        "schedule_is_replaced": trainer.schedule_is_replaced,
+        "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
+        "is_schedule_overridden": trainer.is_schedule_overridden,
         **run.step.health.record(),
         **({} if run.step.splitter is None else {"fitting_elements": run.step.splitter.max_elements}),
-        "lightning_additions": additions_of_lightning_callbacks(trainer.lightning_module, trainer.state.global_step),
+        "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
     }
 
 

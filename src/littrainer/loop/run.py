@@ -37,7 +37,7 @@ from littrainer.loop.resuming import (
 from littrainer.loop.step import TrainingStep
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
-from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
+from littrainer.optim.schedules import cover_added_groups, set_schedule_step
 from littrainer.runtime.weak_attributes import held_weakly
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class TrainingRun:
         # RNG states for the first step, if they differ from the checkpoint's.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
-        trainer.session.optimization.schedule_is_replaced = False
+        trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
         # Extra optimizer steps taken before the resume, because the global batch was smaller then.
@@ -258,10 +258,10 @@ class TrainingRun:
                 trainer._load_scaler(self._checkpoint_name)
                 if asked_for is not None:
                     rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
-                    asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
+                    asked_for.apply_to(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
             if self._is_other_layout:
-                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
-            if (self.record or {}).get("schedule_is_replaced"):
+                set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
+            if (self.record or {}).get("is_schedule_overridden"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -364,8 +364,8 @@ class TrainingRun:
     def note_schedule(self, schedules: list[Any]) -> None:
         """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
-        leave_added_groups_alone(schedule)
-        self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
+        cover_added_groups(schedule)
+        self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and all(
             one is not schedule for one in schedules
         )
         if self._rates_to_keep is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.arguments.process import matmul_precision
-from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
+from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, suggest_speedup
 from littrainer.data.loaders import first_dimension
 from littrainer.data.packing import tokens_in_documents
 from littrainer.distributed.collectives import gather_across_processes
@@ -230,7 +230,7 @@ class SpeedLog:
 
     def _advise(self) -> None:
         if self._advice is None and self._args.process_index == 0:
-            self._advice = advice_on(self._described(self._without_first()))
+            self._advice = suggest_speedup(self._described(self._without_first()))
             if self._advice is not None:
                 logger.warning("%s.", self._advice)
 

@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from littrainer.arguments.choices import SchedulerType
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.optim.stepping import OptimizerWrapper, updates_during_backward
+from littrainer.optim.stepping import OptimizerWrapper, has_fused_backward
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.model_wrapping import compile_keywords
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses
@@ -176,8 +176,8 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
     # What an earlier training has made.
     if isinstance(trainer.optimizer, EngineOptimizer):
         made.optimizer = None
-    if made.schedule_is_own:
-        made.schedule, made.schedule_is_own = None, False
+    if made.is_default_schedule:
+        made.schedule, made.is_default_schedule = None, False
     settings = config.config
     for section, method, given in (
         ("optimizer", "create_optimizer", trainer.optimizer),
@@ -204,7 +204,7 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
     made_by_user = trainer.optimizer is not None
     if "optimizer" not in settings:
         trainer.create_optimizer()
-        if updates_during_backward(trainer.optimizer):
+        if has_fused_backward(trainer.optimizer):
             raise ValueError(
                 f"{type(trainer.optimizer).__name__} updates the weights during the backward pass, and DeepSpeed's "
                 "engine steps after it: set `optim` to another one."
@@ -226,7 +226,7 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
     session.deepspeed = trainer.model_wrapped = engine
     made.optimizer = EngineOptimizer(optimizer, made_by_user and "optimizer" not in settings)
     if schedule is not None:
-        made.schedule, made.schedule_is_own = EngineSchedule(schedule), True
+        made.schedule, made.is_default_schedule = EngineSchedule(schedule), True
     else:
         trainer.create_scheduler(num_training_steps=max_steps, optimizer=trainer.optimizer)
     session.model_is_prepared = True

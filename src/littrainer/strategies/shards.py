@@ -19,7 +19,7 @@ from torch import nn
 
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
 from littrainer.model.traversal import modules_of
-from littrainer.optim.parameter_groups import PART_OF
+from littrainer.optim.parameter_groups import GROUP_INDEX
 from littrainer.runtime.lazy_isinstance import is_a, known_classes
 
 
@@ -185,7 +185,7 @@ def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> 
     regrouped = _regrouped(numbered["param_groups"], [len(group["params"]) for group in groups])
     if regrouped is None:
         return numbered
-    marks = [{PART_OF: group[PART_OF]} if PART_OF in group else {} for group in groups]
+    marks = [{GROUP_INDEX: group[GROUP_INDEX]} if GROUP_INDEX in group else {} for group in groups]
     return {**numbered, "param_groups": [{**group, **mark} for group, mark in zip(regrouped, marks, strict=True)]}
 
 
@@ -207,11 +207,11 @@ def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) 
         members = [
             place_and_name.get(id(one), (sys.maxsize, str(n))) for one, n in zip(group["params"], number, strict=False)
         ]
-        if part_of is not None and group.get(PART_OF) == part_of:
+        if part_of is not None and group.get(GROUP_INDEX) == part_of:
             joined[-1] = sorted(joined[-1] + members)
         else:
             joined.append(members)
-        part_of = group.get(PART_OF)
+        part_of = group.get(GROUP_INDEX)
     return [[name for _, name in members] for members in joined]
 
 
@@ -237,7 +237,7 @@ def _members(group: Any) -> int | None:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", PART_OF)}
+    return {name: value for name, value in group.items() if name not in ("params", GROUP_INDEX)}
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from littrainer.distributed.layout import process_layout, tensor_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_to
-from littrainer.optim.stepping import clip_by_norm
+from littrainer.optim.stepping import clip_gradient_norm
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import truncated
 from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
@@ -263,7 +263,7 @@ class AcceleratorFacade:
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
             if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
-        return clip_by_norm(given, max_norm, norm_type)
+        return clip_gradient_norm(given, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each gradient to the range from `-clip_value` to `clip_value`."""
