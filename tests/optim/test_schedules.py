@@ -15,7 +15,7 @@ import littrainer
 from littrainer.arguments.choices import SchedulerType
 from littrainer.optim.layerwise import LayerwiseOptimizer
 from littrainer.optim.schedules import (
-    FOLLOWING_A_METRIC,
+    METRIC_DRIVEN,
     SCHEDULES,
     get_schedule_factory,
     get_scheduler,
@@ -24,7 +24,7 @@ from littrainer.optim.schedules import (
     step_on_metric,
 )
 
-STEPPED_WITH_THE_OPTIMIZER = [name for name in SCHEDULES if name not in FOLLOWING_A_METRIC]
+STEPPED_WITH_THE_OPTIMIZER = [name for name in SCHEDULES if name not in METRIC_DRIVEN]
 
 # Name, warm-up steps, steps of the training, options.
 TABLE: list[tuple[str, int, int, dict[str, Any]]] = [
@@ -124,7 +124,7 @@ def test_what_a_schedule_lacks_is_named() -> None:
             get_scheduler("linear", optimizer(), **{"num_warmup_steps": 0, "num_training_steps": 3, lacking: None})
     parameter = torch.nn.Parameter(torch.zeros(1))
     layerwise = LayerwiseOptimizer({parameter: SGD([parameter], lr=0.1)})
-    for name in FOLLOWING_A_METRIC:
+    for name in METRIC_DRIVEN:
         with pytest.raises(ValueError, match=f"'{name}'.*layer-wise"):
             get_scheduler(name, layerwise, 0, 10)
 
