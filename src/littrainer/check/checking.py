@@ -252,13 +252,13 @@ class TrainingCheck:
                 strip_to_bare_training(self.args, trainer.lightning_keywords, **arguments)
                 if self.is_evaluation_limited:
                     trainer.lightning_keywords["limit_val_batches"] = MAX_BATCHES
-                kept = trainer.lightning_callbacks if rows is None else []
+                lightning_callbacks = trainer.lightning_callbacks if rows is None else []
                 trainer.lightning_callbacks[:] = [
-                    entry for entry in kept if not is_lightning_class(entry, "Checkpoint")
+                    callback for callback in lightning_callbacks if not is_lightning_class(callback, "Checkpoint")
                 ]
-                others = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
-                kept = [entry for entry in callbacks if not isinstance(entry, others)]
-                trainer.callback_handler.callbacks = [*(kept if rows is None else [DefaultFlowCallback()]), steps]
+                excluded = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
+                users = [callback for callback in callbacks if not isinstance(callback, excluded)]
+                trainer.callback_handler.callbacks = [*(users if rows is None else [DefaultFlowCallback()]), steps]
                 action()
         except (Exception, SystemExit) as error:
             return error
@@ -280,7 +280,7 @@ class TrainingCheck:
             chosen = {*notable, *range(0, count, 1 if self.should_evaluate_all else -(-count // MAX_BATCHES))}
             self.batches[name] = len(chosen), count
             ranges = (range(batch * size, min(batch * size + size, len(dataset))) for batch in sorted(chosen))
-            selected[name] = select_rows(dataset, [row for rows in ranges for row in rows])
+            selected[name] = select_rows(dataset, [row for batch in ranges for row in batch])
         return selected.get("", selected or None)
 
     def _train_and_save(self) -> TrialSteps | None:

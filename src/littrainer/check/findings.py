@@ -82,7 +82,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no failures."""
+        """True if there are no failures."""
         return not self.failures
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ def check_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding
     total_bytes, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
     if args.save_total_limit_best is not None and (args.save_total_limit is None or limit > 0):
         limit, best = limit or 1, args.save_total_limit_best
-    # The oldest checkpoint is deleted or thinned after the newest is written; the best ones are kept additionally.
+    # The oldest checkpoint is deleted or thinned after the newest is written; the best checkpoints are kept too.
     max_count = min(saves, limit + 1 + best) if limit > 0 else saves
     complete = saves if args.keep_optimizer_states is None else args.keep_optimizer_states + 1
     needed = [count * total_bytes - max(count - complete, 0) * resume_bytes for count in range(max_count + 1)]

@@ -44,7 +44,7 @@ class RowSummary:
     without_labels: int = 0
 
     def exclude_failing(self, rows: Collection[int]) -> list[int]:
-        """Return the rows without the failing ones."""
+        """Return the rows that are not known to fail."""
         bad = {row for reasons in self.failing.values() for row in reasons}
         return [row for row in rows if row not in bad]
 
@@ -74,7 +74,7 @@ class SelectedRows(Subset[Any]):
 
 
 def select_rows(dataset: Any, rows: list[int]) -> Any:
-    """Return a dataset of some rows, a `datasets.Dataset` if the dataset is one."""
+    """Return a dataset of some rows, as a `datasets.Dataset` if possible."""
     return dataset.select(rows) if is_a(dataset, "datasets.Dataset") else SelectedRows(dataset, rows)
 
 
