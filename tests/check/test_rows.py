@@ -26,7 +26,7 @@ def test_all_rows_are_checked_and_notable_rows_are_numbered() -> None:
     assert summary.total == len(summary.lengths) == 50 and summary.without_labels == 2
     assert summary.get_longest(1) == [7]
     assert {row: summary.notable[row] for row in (7, 13, 34, 40)} == {
-        7: "the get_longest x",
+        7: "the longest x",
         13: "labels: None",
         34: "x: 1-dimensional, real numbers, not all finite",
         40: "the greatest labels",

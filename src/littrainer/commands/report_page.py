@@ -217,7 +217,7 @@ def _training_tables(runs: list[Run]) -> Iterator[Table]:
     yield Table("Results", ["", *names], rows)
     if folded:
         yield Table(f"{len(folded)} more results", ["", *names], folded, is_folded=True)
-    advice = suggest_speedup(runs[0].history.speed) if len(runs) == 1 else None
+    advice = suggest_speedup(runs[0].history.throughput) if len(runs) == 1 else None
     note = f"{advice}." if advice else ""
     yield Table("Where the time goes", ["", *names], _rows_of([_speed_of(run) for run in runs]), note)
     yield Table("Environment", ["", *names], _rows_of([run.environment for run in runs]))
@@ -243,7 +243,7 @@ def _rows_of(columns: Sequence[dict[str, str]]) -> list[list[str]]:
 
 
 def _speed_of(run: Run) -> dict[str, str]:
-    logs, speed = run.history.speed, {}
+    logs, speed = run.history.throughput, {}
     shares = compute_time_shares(logs)
     for name, value in logs.items():
         part = name.removeprefix(SPEED_PREFIX).removesuffix("_seconds")
