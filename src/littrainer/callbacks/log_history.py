@@ -22,7 +22,7 @@ THROUGHPUT = "samples_per_second"
 COSTS = frozenset({"runtime", THROUGHPUT, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
 MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
 # Measurements of time and memory, which differ in each run.
-MEASUREMENTS = re.compile(
+NOT_REPEATED = re.compile(
     r"^speed/|_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu(_|$)"
 )
 MAX_LISTED = 5
@@ -133,7 +133,7 @@ def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
     values: dict[tuple[int, str], Any] = {}
     for entry in entries:
         if isinstance(entry, dict) and type(entry.get("step")) is int:
-            names = [name for name in entry if name != "step" and not MEASUREMENTS.search(name)]
+            names = [name for name in entry if name != "step" and not NOT_REPEATED.search(name)]
             values |= {(entry["step"], name): entry[name] for name in names}
     return values
 
