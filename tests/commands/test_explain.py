@@ -14,10 +14,10 @@ from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments
 from littrainer.arguments.specifications import SPECS
 from littrainer.cli import main
 from littrainer.commands.explain import (
-    _small_trainer,
+    _create_tiny_trainer,
     changed_arguments,
     explain_trainer,
-    program,
+    render_program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
 from littrainer.lightning_adapter.lightning_trainer import lightning_keywords
@@ -101,7 +101,7 @@ def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[
 
 def report_on(args: TrainingArguments) -> str:
     with remove_output_dirs():
-        return explain_trainer(_small_trainer(args), args)
+        return explain_trainer(_create_tiny_trainer(args), args)
 
 
 def line_of(report: str, start: str) -> str:
@@ -203,7 +203,7 @@ def run(text: str, folder: Path) -> dict[str, Any]:
 )
 def test_the_printed_program_trains_to_the_same_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
     args = arguments(tmp_path, **{"num_train_epochs": 1, **changes})
-    names = run(program(args), tmp_path)
+    names = run(render_program(args), tmp_path)
     rows, model = names["make_rows"](), names["make_model"]()
     trainer = Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows)
     trainer.train()
@@ -223,7 +223,7 @@ def test_a_program_with_stand_ins_runs_as_it_is_printed(tmp_path: Path) -> None:
         "lightning": {"profiler": "simple"},
         "neftune_noise_alpha": 5,
     }
-    names = run(program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
+    names = run(render_program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
     assert names["trainer"].global_step == 16
     assert list((tmp_path / "out").rglob("*.ckpt")) != []
 
@@ -234,7 +234,7 @@ def head_of(text: str) -> str:
 
 def test_what_a_program_leaves_out_is_listed_at_its_top(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"run_name": "one", "tf32": False, "lightning": {"plugins": [print]}}
-    head = head_of(program(arguments(tmp_path, **changes), script="folder/train.py"))
+    head = head_of(render_program(arguments(tmp_path, **changes), script="folder/train.py"))
     assert all(f"- {name}: " in head for name in changes) and "- learning_rate" not in head
     assert "Instead: torch.set_float32_matmul_precision." in head
     assert "the arguments of train.py" in head and "return the model in make_model" in head

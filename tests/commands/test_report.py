@@ -183,7 +183,7 @@ def test_watching_writes_the_page_at_each_change_until_it_is_interrupted(
 
     monkeypatch.setattr(report.time, "sleep", look)
     assert main(["report", "--watch", str(out)]) == 0
-    live = report.RELOAD_SECONDS
+    live = report.RELOAD_INTERVAL_S
     assert seen == [
         None,
         (live, ["Best evaluation loss 0.5 at step 1"]),
