@@ -1,4 +1,4 @@
-"""Each callback that Lightning brings, in the list of a Trainer: it does its work, or is refused."""
+"""Each of Lightning's callbacks works in a Trainer, or is refused."""
 
 from __future__ import annotations
 
