@@ -148,7 +148,7 @@ def transformers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_script_is_equal_bit_for_bit_and_does_not_write_into_the_users_folder(tmp_path: Path) -> None:
+def test_a_script_is_equal_bit_for_bit_and_leaves_the_users_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
         SCRIPT.replace(
             "trainer.train()",
@@ -164,7 +164,7 @@ def test_a_script_is_equal_bit_for_bit_and_does_not_write_into_the_users_folder(
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_planted_difference_is_reported_with_its_step_and_cause(tmp_path: Path) -> None:
+def test_a_script_with_a_planted_difference_is_told_its_step_and_cause(tmp_path: Path) -> None:
     planted = PLANTED["other weights at step 6"]
     done = run_verify(tmp_path, write_script(tmp_path, planted))
     assert is_named(done, planted), done.stdout + done.stderr
@@ -183,7 +183,7 @@ def test_a_planted_difference_is_reported_with_its_step_and_cause(tmp_path: Path
     ],
     ids=["fails with ours", "has ours alone", "does not train"],
 )
-def test_a_failing_script_is_reported_with_the_side_and_the_reason(code: str, message: str, tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_verified_says_on_which_side_and_why(code: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(code)
     done = run_verify(tmp_path, tmp_path / "train.py")
     assert done.returncode == 2 and done.stdout == "" and re.search(message, done.stderr), done.stderr
