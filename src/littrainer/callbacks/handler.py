@@ -17,14 +17,12 @@ from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
-# Keywords of each event; attributes of the handler.
 KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_keywords = attrgetter(*KEYWORDS)
 # An object of another class is accepted as a callback if it has this event.
 REQUIRED_EVENT = "on_step_end"
 ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
 """Set on an error after on_train_end was called, as when a search prunes its trial."""
-# Prefix of the note on an error in a callback.
 FROM_CALLBACK = "It came from the callback"
 
 
@@ -269,7 +267,7 @@ def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], T
 def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:
     """Replace callbacks by callbacks created from saved states, at the end of the list; return the control.
 
-    Callbacks of the same class get their states in the saved order. A warning names classes without a callback.
+    A warning names classes without a callback.
 
     Parameters:
         saved_states: `TrainerState.stateful_callbacks`, states by class name.

@@ -14,7 +14,6 @@ from littrainer.callbacks.lightning_callbacks import is_lightning_class
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-# Metrics shown in Lightning's progress bars.
 PROGRESS_BAR_METRICS = ("loss", "learning_rate", "eval_loss")
 
 # Reserved by Lightning's callbacks for its counts of epochs and optimizer steps.
@@ -60,8 +59,7 @@ def set_batch_indices(pl_trainer: pl.Trainer, indices: list[int] | None) -> None
 class DeferredValidationEnd:
     """Delayed `on_validation_end`, called after the metrics are computed.
 
-    Lightning's loop ends before metrics are computed, and a subclass may add metrics later. For several datasets,
-    callbacks that monitor a metric are called once, with the metrics of all datasets.
+    Lightning's loop ends before that. For several datasets, callbacks that monitor a metric are called once.
     """
 
     def __init__(self) -> None:

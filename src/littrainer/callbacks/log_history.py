@@ -52,7 +52,6 @@ class History:
         curves: (metric, source) -> points in the order of their steps; the source is `TRAINING`, `EVALUATION` or the
             name of an evaluation set.
         summary: metrics of the whole training, logged at its end.
-        last_epoch: epochs done at the last entry.
         notes: sentences about missing or non-finite values.
     """
 
@@ -100,7 +99,6 @@ def parse_log_history(entries: list[Any]) -> History:
             elif not any(part in name for part in MEMORY_PARTS):
                 point = Point(entry["step"], value, epoch, has_ended)
                 curves.setdefault(_split_metric(name, sources), []).append(point)
-    # The sort is stable: points of the same step keep their order.
     history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in curves.items()}
     if no_numbers:
         history.notes.append(f"Not drawn, since they hold no number: {listed(no_numbers, MAX_LISTED)}.")
@@ -154,7 +152,6 @@ def _is_number(value: Any) -> bool:
 
 # ---- Throughput ------------------------------------------------------------------------------------------------------
 
-# Prefix of the logs of `log_speed`.
 SPEED_PREFIX = "speed/"
 TIME_PARTS = ("data", "to_device", "forward", "backward", "step", "evaluation", "save", "other")
 # Part -> minimum share for advice, and the sentence after the share.

@@ -24,7 +24,6 @@ REMAINING_SECONDS_KEY = f"{SPEED_PREFIX}seconds_left"
 TRAINING, SAVING = "training", "saving"
 # Prefix of metrics -> label in bars and log lines.
 LABELS = {"eval": "evaluation", "test": "prediction"}
-# Metric -> unit, shown instead of the name.
 UNITS = {"runtime": "s", "samples_per_second": "samples/s"}
 # Omitted from lines: the bar shows it.
 SHOWN_BY_BARS = "steps_per_second"
@@ -85,9 +84,8 @@ def should_show_bars(args: Any) -> bool:
 class ProgressCallback(TrainerCallback):
     """Progress bars (tqdm) over optimizer steps and evaluations, with the logs above.
 
-    The training bar shows the last loss and learning rate. Logs are lines in columns on a terminal; in a file or pipe,
-    they are printed in transformers' format, for programs that parse them. If stderr is not a terminal, and the user
-    has not set `disable_tqdm=False`, only the logs are printed.
+    Logs are lines in columns on a terminal, else printed in transformers' format, for programs that parse them. If
+    stderr is not a terminal, bars require `disable_tqdm=False`.
 
     Parameters:
         max_str_len: maximum length of a logged string that is shown.
@@ -104,7 +102,6 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the training bar."""
         self.current_step = 0
-        # A failed evaluation leaves its bar open.
         self._close_bars()
         if state.is_world_process_zero:
             self._label = TRAINING

@@ -51,7 +51,6 @@ TOLERANCE, GPU_TOLERANCE = 1e-6, 1e-3
 TRAINING_DATA = "train_dataset"
 # A trial evaluates and saves at its first two steps; the first time includes warm-up.
 STEPS_WITH_EVENTS = 2
-# Arguments of each trial; `TrialSteps` triggers evaluations and saves.
 TRIAL_ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout")),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
@@ -86,7 +85,6 @@ class TrialSteps(TrainerCallback):
         has_events = state.global_step <= STEPS_WITH_EVENTS
         control.should_log = control.should_log or has_events or self.seconds == math.inf
         control.should_evaluate, control.should_save = has_events and self.evaluates, has_events and self.saves
-        # A resumed trial has fewer steps with events.
         seconds = self.last_event - self.step_ends[: STEPS_WITH_EVENTS + 1][-1]
         self.is_over = state.global_step >= state.max_steps or (not has_events and seconds >= self.seconds)
         control.should_training_stop = self.is_over
@@ -148,16 +146,13 @@ class TrainingCheck:
         self.eval_datasets: dict[str, Any] = datasets
         self.eval_batch_size = self.args.eval_batch_size * data_parallel_size(self.args)
         self.rows: dict[str, RowSummary] = {}
-        # Evaluation set -> number of its batches in a trial, and of all its batches.
         self.batches: dict[str, tuple[int, int]] = {}
         # Streams and custom loaders are evaluated on their first batches only.
         self.is_evaluation_limited = False
-        # Set if metrics failed on a few batches.
         self.should_evaluate_all = False
         self.should_restore_model = True
         self.folder = ""
         self.has_automatic_saves = self.args.save_strategy != SaveStrategy.NO or self.args.save_minutes is not None
-        # First checkpoint of the trial.
         self.checkpoint: Path | None = None
         self.peak_at_start = self._get_peak_memory()
 
@@ -276,7 +271,6 @@ class TrainingCheck:
             count = (len(dataset) - 1) // size + 1
             rows = [0, len(dataset) - 1, *summary.get_longest(1), *summary.exclude_failing(summary.notable)]
             notable = list(dict.fromkeys(row // size for row in rows))[:MAX_BATCHES]
-            # Evenly spaced batches, for a representative mean duration.
             chosen = {*notable, *range(0, count, 1 if self.should_evaluate_all else -(-count // MAX_BATCHES))}
             self.batches[name] = len(chosen), count
             ranges = (range(batch * size, min(batch * size + size, len(dataset))) for batch in sorted(chosen))
@@ -284,7 +278,6 @@ class TrainingCheck:
         return selected.get("", selected or None)
 
     def _train_and_save(self) -> TrialSteps | None:
-        """Train some steps, with evaluation and save; repeat without a part that fails."""
         args, trainer = self.args, self.trainer
         parts = [STEP, SAVE]
         parts += [EVALUATION] if self.eval_datasets else []
@@ -324,13 +317,12 @@ class TrainingCheck:
         return steps
 
     def _can_evaluate_all(self, steps: TrialSteps) -> bool:
-        """Return whether all rows can be evaluated quickly; metrics may have failed because they expect all rows."""
+        """Return whether to retry failed metrics with all rows, because that is quick."""
         selected, total = map(sum, zip((0, 0), *self.batches.values(), strict=True))
         is_quick = (time.perf_counter() - steps.last_event) * total <= MAX_EVALUATION_S * selected
         return selected < total and barrier_with_timeout(FAILURE_TIMEOUT_S) and bool(broadcast_object(is_quick))
 
     def _collect_findings(self, parts: list[str], steps: TrialSteps) -> Iterator[Finding]:
-        """Yield the findings of the last attempt about its parts."""
         odd = {step: f"the loss is {loss}" for step, loss in steps.losses.items() if not math.isfinite(loss)}
         state, first = steps.state, min(odd, default=0)
         if STEP in parts:
@@ -456,7 +448,7 @@ class TrainingCheck:
     # ---- Time and memory ---------------------------------------------------------------------------------------------
 
     def _get_peak_memory(self) -> int:
-        """Return the peak memory of the process in bytes, without the copy of the weights that is restored later."""
+        """Return the peak memory of the process in bytes, without the trial's copy of the weights."""
         if self.args.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.args.device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -498,7 +490,7 @@ class TrainingCheck:
         )
 
     def _estimate_evaluation_seconds(self, steps: TrialSteps) -> float | None:
-        """Return the duration of an evaluation of all rows; None if unknown: a custom evaluate() may not log it."""
+        """Return the duration of an evaluation of all rows; None if not logged."""
         logged = {name: value for entry in steps.state.log_history for name, value in entry.items()}
         names = {name: f"eval_{name}_runtime" if name else "eval_runtime" for name in self.batches}
         if not steps.evaluates or self.is_evaluation_limited or not logged.keys() >= {*names.values()}:

@@ -90,8 +90,7 @@ def summarize_rows(
     """Summarize all rows, or as many as ten seconds allow, spread evenly over the dataset.
 
     Parameters:
-        columns: names of the columns that are used; None for all.
-        model: the model that gets the rows.
+        columns: used columns; None for all.
         own_loss: whether a custom loss may give labels another meaning.
         labels: names of label columns.
     """

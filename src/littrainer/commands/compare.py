@@ -23,7 +23,6 @@ first step at which they logged other values; their last metrics; and the larges
 layer. The folders may be those that transformers wrote, of which less is known. Exit status: 0 if logged values and
 weights are equal, 1 if they differ, 2 if a folder cannot be read, or the runs have no step and no weights in common.
 """
-# Arguments that identify a run.
 RUN_IDENTIFIERS = frozenset({"output_dir", "logging_dir", "run_name", "local_rank"})
 # Matches a weight's layer: up to the index in a list of layers, else all but the last name.
 LAYER = re.compile(r".*?\.\d+(?=\.)|.*(?=\.)|.*")
@@ -56,7 +55,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _get_verdict(logs: LogComparison, layers: dict[str, float]) -> tuple[int, str]:
-    """Return the exit status, and the result in a sentence."""
     if logs.step is not None:
         name, (left, right) = next(iter(logs.differing.items()))
         difference = f"The logs differ first at step {logs.step}: {name} is {left} and {right}."
@@ -86,7 +84,6 @@ def find_causes(left: Run, right: Run) -> list[tuple[str, str, str]]:
 
 def _compare_layers(left: Run, right: Run) -> tuple[str, dict[str, float]]:
     """Return the folders of the compared weights, and the largest difference in each layer."""
-    # Each run's folder, then its checkpoints, newest first.
     folders = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (left, right)]
     pairs = [*itertools.product(*(filter(holds_weights, candidates) for candidates in folders))]
     if not pairs:
@@ -101,7 +98,6 @@ def _compare_layers(left: Run, right: Run) -> tuple[str, dict[str, float]]:
 
 
 def _build_tables(runs: Sequence[Run], logs: LogComparison, folders: str, layers: dict[str, float]) -> list[Table]:
-    """Return tables: first difference, causes, last values, layers, and skipped comparisons."""
     names = [run.name for run in runs]
     first = [(name, *map(str, pair)) for name, pair in logs.differing.items()]
     ends = [{name: value for (_, name), value in run.logged.items()} for run in runs]

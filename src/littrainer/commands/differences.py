@@ -35,7 +35,6 @@ def compare_logs(left: Logs, right: Logs, tolerances: Mapping[str, float], commo
     unequal = [key for key, pair in pairs.items() if not are_equal(*pair, tolerances.get(key[1], 0.0))]
     first = min((step for step, _ in unequal), default=None)
     equal = sum(first is None or step < first for step, _ in pairs)
-    # Losses first.
     unequal.sort(key=lambda key: (not key[1].endswith("loss"), key[1]))
     return LogComparison(equal, first, {key[1]: pairs[key] for key in unequal if key[0] == first})
 
@@ -72,7 +71,6 @@ def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
         ValueError: a file is damaged or missing.
     """
     adapters = [(f"{name}." if name else "", read_adapter(path)) for name, path in adapter_folders(folder).items()]
-    # State dicts may have other values than tensors.
     return {
         f"{prefix}{name}": weight
         for prefix, state in adapters or [("", read_weights(folder))]

@@ -1,8 +1,4 @@
-"""The command `littrainer explain`: describes what training arguments become on Lightning, in words or as a program.
-
-Both read the table of destinations. In the program, `TransformersModule`, `TrainerDataModule` and `lightning.Trainer`
-interpret the arguments.
-"""
+"""The command `littrainer explain`: describes what training arguments become on Lightning, in words or as a program."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ ABOUT_MODELS = frozenset(
         *("optim_target_modules", "predict_with_generate", "generation_max_length", "generation_num_beams"),
     )
 )
-# Hint about objects that a printed program lacks.
 SCRIPT_OBJECTS_HINT = (
     "Add the objects of the script's Trainer: return the model in make_model and the training data in make_rows; give",
     "metrics, loss function and optimizers to TransformersModule, other data and the collator to TrainerDataModule,",
@@ -100,7 +95,6 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
 
 
 def _create_tiny_trainer(args: TrainingArguments) -> Trainer:
-    """Return a Trainer with these arguments, a tiny model and a single sample."""
     from torch import nn
 
     from littrainer.trainer import Trainer
@@ -113,7 +107,6 @@ def _create_tiny_trainer(args: TrainingArguments) -> Trainer:
 
 
 def _explain_script(script: str, words: list[str], as_code: bool) -> int:
-    """Run a script up to its first Trainer."""
     check_script(script)
     from littrainer.redirection.redirect import install
     from littrainer.trainer import Trainer

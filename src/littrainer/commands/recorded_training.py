@@ -2,8 +2,7 @@
 
     python recorded_training.py SIDE STEPS FOLDER SCRIPT ARGS ...
 
-`littrainer verify` runs this file for each Trainer. It imports nothing from littrainer, which must not influence
-transformers' Trainer, and patches classes when the script imports them.
+`littrainer verify` runs this file for each Trainer. It must not import littrainer, to leave transformers' Trainer alone.
 """
 
 from __future__ import annotations

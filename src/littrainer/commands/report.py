@@ -23,7 +23,6 @@ PAGE_ENDINGS = (".html", ".htm")
 RELOAD_INTERVAL_S = 5
 # Files with this mark in their first bytes may be overwritten.
 MARK, HEAD_BYTES = b"littrainer report", 4096
-# Files downloaded from a remote run.
 REMOTE_FILES = (TRAINER_STATE_NAME, RUN_RECORD_NAME, SEARCH_RECORD_NAME, "config.json", "adapter_config.json")
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
@@ -106,7 +105,6 @@ def _write_picture(path: Path, charts: list[Chart]) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    """Write the page repeatedly, until Ctrl-C."""
     is_written = False
     print(f"waiting for changes in {', '.join(options.folders)}; Ctrl-C ends this", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

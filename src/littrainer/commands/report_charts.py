@@ -24,7 +24,6 @@ TITLES = {
 }
 # Metrics with a meaningful zero, which a logarithmic axis lacks.
 ALWAYS_LINEAR = (LEARNING_RATE, THROUGHPUT)
-# Limit for metrics of evaluations, and for metrics of the training.
 MAX_METRICS = 12
 MAX_PARAMETERS = 8
 # A value axis is logarithmic if the central 90 % of its values span this ratio.
@@ -45,7 +44,7 @@ class Series:
         x: axis -> a number for each point, None if unknown.
         y: the values; None is a gap, marked by a cross at the bottom of the chart.
         look: "line", "dots" or "steps".
-        color, dash: indices of a color and a line style in the palette.
+        color, dash: indices in the palette.
         best: indices of the best points.
         ids: the trial of each point.
     """
@@ -69,8 +68,8 @@ class Chart:
         group, zoom: charts with the same name share a cursor, or are zoomed together.
         axes: choices of x -> their labels.
         log, x_log: whether an axis is logarithmic by default.
-        is_noisy: whether its curves can be smoothed.
-        ticks: names of the x values 0, 1, 2 ... for categories.
+        is_noisy: whether to offer smoothing.
+        ticks: names of categories, the x values 0, 1, 2 ...
         summary: description for screen readers.
     """
 
@@ -204,7 +203,6 @@ def _build_dots(
     state: str = COMPLETE,
     color: int = 0,
 ) -> Series:
-    """Return a dot for each trial, with a mark at the best trials; x is the trial's number by default."""
     numbers = {id(trial): number for number, trial in enumerate(search.stored.trials)}
     best = {id(trial) for trial in search.best}
     ids = [numbers[id(trial)] for trial in trials]

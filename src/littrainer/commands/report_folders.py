@@ -44,7 +44,6 @@ from littrainer.search.record import (
     read_record,
 )
 
-# File of Lightning's CSVLogger; prefixes of its metrics -> the Trainer's prefixes.
 LIGHTNING_LOG_NAME = "metrics.csv"
 LIGHTNING_PREFIXES = {"val_": "eval_", "test_": "test_", "train_": ""}
 # Endings of model classes, and PEFT tasks, whose loss is a token-level cross-entropy.
@@ -216,14 +215,12 @@ def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
         paths.setdefault(folder.resolve(), folder)
     runs: list[Run] = []
     searches: list[Search] = []
-    # Several folders are named by their paths below the common parent.
     common = Path(os.path.commonpath(paths)) if len(paths) > 1 else None
     for real, folder in paths.items():
         name = real.name if common is None or common == real else str(real.relative_to(common))
         record, state_file = folder / SEARCH_RECORD_NAME, _find_state_file(folder)
         if record.is_file():
             searches.append(_load_search(record, name))
-        # A folder may have both a search and a training.
         if state_file is not None:
             runs.append(_load_run(folder, name, state_file))
         elif not record.is_file():
@@ -259,7 +256,6 @@ def _load_run(folder: Path, name: str, state_file: Path) -> Run:
         run.notes.append(
             "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
         )
-    # Folders that may have files about the run, the most likely folder first.
     candidates = [state_file.parent, folder, state_file.parent.parent]
     if not is_table:
         _add_arguments(run, candidates)

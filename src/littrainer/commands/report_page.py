@@ -28,7 +28,6 @@ from littrainer.search.record import FAILED, PRUNED, STATES, TrialRecord
 MAX_ROWS = 500
 # Relative change below which a loss is called flat.
 FLAT = 0.02
-# Figures of a single training that are also shown in large type.
 LARGE_FIGURES = ("Optimizer steps", "Duration", "Training samples per second", "Training tokens per second")
 
 
@@ -40,8 +39,6 @@ class Table(NamedTuple):
     """Table of the page.
 
     Parameters:
-        title: heading of the table.
-        headings: headings of the columns.
         rows: texts of cells; the first cell is the row's heading.
         note: a sentence below the table.
         is_folded: whether the rows are hidden until a click.
@@ -143,7 +140,6 @@ def _format_metric(metric: str, source: str) -> str:
 
 
 def _describe_trend(run: Run, source: str, best_step: int) -> str:
-    """Return how the evaluation loss changed after the best step."""
     points = [point for point in run.history.curves.get(("loss", source), []) if not point.is_after_training]
     before = [point for point in points if point.step <= best_step and math.isfinite(point.value)]
     after = [point for point in points if point.step > best_step]
@@ -173,7 +169,6 @@ def summarize_search(search: Search) -> str:
 
 
 def _collect_figures(run: Run) -> dict[str, str]:
-    """Return the known figures of a training by name."""
     state, summary = run.state, run.history.summary
 
     def show(value: float | None, planned: float = 0) -> str:
@@ -249,7 +244,6 @@ def _build_training_tables(runs: list[Run]) -> Iterator[Table]:
 
 
 def _merge_columns(columns: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Return a row for each name, from dicts that are columns."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [[name, *(column.get(name, ABSENT) for column in columns)] for name in names]
 
@@ -330,7 +324,6 @@ def _format_objectives(search: Search, trial: TrialRecord) -> list[str]:
 
 
 def _describe_trials(search: Search) -> list[dict[str, Any]]:
-    """Return the name and facts of each trial, for its dot's tooltip."""
     names = search.objective_names
     return [
         {
@@ -370,7 +363,6 @@ def _render_table(table: Table) -> str:
 
 def _render_cell(text: str, tag: str, attributes: str = "") -> str:
     best = " class=best" if isinstance(text, Best) else ""
-    # Allow line breaks after underscores and slashes.
     shown = re.sub(r"([_/])(?=\w)", r"\1<wbr>", _escape_html(text))
     return f"<{tag}{attributes}{best}>{shown}</{tag}>"
 

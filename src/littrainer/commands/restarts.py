@@ -68,7 +68,6 @@ class Restarts:
         return failure.rank == before[0].rank or (failure.was_killed and before[0].was_killed)
 
     def _find_run_dirs(self) -> list[str]:
-        """Return the folders of trainings, in the order of their start."""
         with suppress(OSError, ValueError, KeyError):
             trainings = json.loads(Path(os.environ[TRAININGS]).read_text("utf-8"))
             return [folder for folders in trainings.values() for folder in folders]

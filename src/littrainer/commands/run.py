@@ -1,7 +1,7 @@
 """The command `littrainer run`: starts a new interpreter as `python script.py` does, with the redirection enabled.
 
-So sys.argv, `__main__`, tracebacks, signals, exit status and child processes are python's. For several GPUs or
-requested devices, it starts an interpreter for each of them and waits for all.
+So sys.argv, `__main__`, tracebacks, signals, exit status and child processes are python's. Several GPUs or requested
+devices have an interpreter each.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ def start(command: str, parser: ProgramParser, words: Sequence[str], module: Seq
     """Start a command line's program in the requested number of processes.
 
     Parameters:
-        command: name of the command.
         parser: parser with the command's specific options.
         words: the words after the command.
         module: `-m MODULE` of a program that runs the script.
@@ -106,7 +105,6 @@ def start(command: str, parser: ProgramParser, words: Sequence[str], module: Seq
 
 
 def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Become the program, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise LaunchError("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     environment = dict(os.environ)
@@ -158,7 +156,6 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _build_launch(options: argparse.Namespace, program: list[str]) -> Launch:
-    """Return the launch for the options of the command line."""
     gpus = _count_gpus(program)
     devices, min_devices = max(gpus, 1), None
     if options.devices not in (None, ALL):
@@ -200,7 +197,6 @@ def _build_launch(options: argparse.Namespace, program: list[str]) -> Launch:
 
 
 def _count_gpus(program: list[str]) -> int:
-    """Return the number of GPUs for a program; 0 if it runs on the CPU."""
     is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _has_cpu_option(program)
     # Loading torch takes a second.
     if is_on_cpu or (os.name == "posix" and not any(map(os.path.exists, DRIVERS))):

@@ -29,13 +29,11 @@ script writes into temporary folders instead of its output_dir; trackers and the
 is equal, 1 if something differs, 2 if the script does not run with one of them.
 """
 SIDES = {TRANSFORMERS: "transformers' own Trainer", LITTRAINER: "littrainer's Trainer"}
-# Step and name of the saved weights among the logged values.
 END, WEIGHTS = sys.maxsize, "weights"
 # Allowed difference of the Trainers, as a multiple of the noise: the difference between two runs of one Trainer.
 NOISE_FACTOR = 4
 # Larger noise, relative to the loss, is no rounding.
 MAX_NOISE = 0.01
-# Lines of a failing script's output.
 MAX_OUTPUT_LINES = 15
 # The release of transformers whose numbers littrainer has.
 COMPARED_WITH = "5.23.0"
@@ -142,7 +140,6 @@ def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
 
 
 def _describe_causes(theirs: Run, ours: Run, comparison: differences.LogComparison) -> Iterator[str]:
-    """Yield usual causes of this difference."""
     for name, left, right in find_causes(theirs, ours):
         yield f"the script itself, which sets {name} to {left} with transformers and to {right} with littrainer"
     arguments = select_non_default(ours.arguments or {}, default_texts())

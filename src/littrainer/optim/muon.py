@@ -11,7 +11,6 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from littrainer.model.facts import base_model
 
-# Parameter group key: whether Muon steps the group.
 BY_MUON = "by_muon"
 # Names of head modules, for models without a `base_model`.
 HEADS = re.compile(r"(?:^|[._])(?:heads?|classifier|score|predictions|output_projection)\d*(?:\.|$)")

@@ -1,7 +1,7 @@
 """Optimizers by their `optim` names.
 
-The table `OPTIMIZERS` has, for each name, the module of the class, the keywords that training arguments become, and the
-settings that `optim_args` (`key=value,key=value`) may have. Libraries are imported on first use.
+The table `OPTIMIZERS` has the class of each name, its keywords from training arguments, and the settings allowed in
+`optim_args`. Libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -112,10 +112,7 @@ class Request:
     """Input from which an entry builds its keywords.
 
     Parameters:
-        optim: the optimizer's name.
-        args: the training arguments.
         settings: `optim_args`, converted.
-        model: the model, if available.
     """
 
     optim: str
@@ -187,7 +184,6 @@ class OptimizerEntry:
 
 ALL_LINEAR = ("all-linear", "all_linear")
 
-# Default settings of a projected parameter group.
 GALORE: Keywords = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
 PROJECTION: dict[str, Keywords] = {
     "galore": GALORE,

@@ -1,7 +1,7 @@
 """Parameter groups of an optimizer: all parameters except norms and biases have weight decay.
 
-A loaded optimizer state has the hyperparameters of the training that wrote it. If a search changes them in the middle
-of a training, `RequestedHyperparameters` applies the new values, and the schedule continues from them.
+A loaded optimizer state has old hyperparameters. If a search changes them, `RequestedHyperparameters` applies the new
+values, and the schedule continues from them.
 """
 
 from __future__ import annotations

@@ -118,7 +118,6 @@ class GradScalerMixin:
     # fp16's GradScaler; None in any other precision.
     scaler: Any
     step_was_skipped = False
-    # The optimizer whose gradients are unscaled for the next step.
     _unscaled_optimizer: Any = None
 
     def unscale(self, optimizer: Any) -> None:
