@@ -2,7 +2,7 @@
 
     python recorded_training.py SIDE STEPS FOLDER SCRIPT ARGS ...
 
-`littrainer verify` runs this file for each Trainer. It must not import littrainer, to leave transformers' Trainer alone.
+`littrainer verify` runs this file for each Trainer. It must not import littrainer, for the sake of transformers.
 """
 
 from __future__ import annotations
