@@ -99,7 +99,7 @@ def test_stack_traces_are_saved_in_the_folder_of_the_run(
     assert "ValueError: a" in (tmp_path / STACKS_NAME).read_text()
     saved = (run_dir / STACKS_NAME).read_text()
     assert "process 0 ended: ValueError: b ====\n---- process 0 ----\nin forward\n" in saved
-    assert f"where all processes stood is in {run_dir / STACKS_NAME}" in capsys.readouterr().err
+    assert f"stack traces of all processes are in {run_dir / STACKS_NAME}" in capsys.readouterr().err
     # Killed processes have no stack traces.
     assert devices(Restarts(Launch(1, hang_seconds=9.0)), KILLED) == [None]
     assert devices(Restarts(Launch(2)), KILLED) == [None]

@@ -82,7 +82,7 @@ class Restarts:
             with suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"==== {when}: {failure.words} ====\n{failure.stacks}\n")
                 if failure.stacks:
-                    _print_message(f"where all processes stood is in {path}")
+                    _print_message(f"stack traces of all processes are in {path}")
                 return
 
 
