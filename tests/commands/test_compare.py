@@ -165,7 +165,7 @@ def test_runs_without_a_common_step_and_without_weights_are_not_called_equal(
 ) -> None:
     left, right = (write_state(tmp_path / str(step), [{"step": step, "loss": 1.0}]) for step in (1, 2))
     status, printed = compare(capsys, left, right)
-    assert status == 2 and printed.startswith("The runs cannot be compare: no step was logged by both")
+    assert status == 2 and printed.startswith("The runs cannot be compared: no step was logged by both")
 
 
 class RunsCode:
