@@ -20,43 +20,48 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
-from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed, update_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
 from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
 from littrainer.checkpoint.manager import SavedTraining
-from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, state_io_for
-from littrainer.checkpoint.weights import log_names_that_differ
-from littrainer.checkpoint.writer import write_companions
+from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, choose_state_io
+from littrainer.checkpoint.weights import log_key_mismatch
+from littrainer.checkpoint.writer import write_tokenizer_and_args
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
-from littrainer.data.limits import overfits
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
-from littrainer.data.packing import packed
-from littrainer.data.resume.rng import capture_random_states
-from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
+from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
+from littrainer.data.limits import is_overfit_run
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
+from littrainer.data.packing import pack_documents
+from littrainer.data.resume.rng import get_rng_states
+from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
+from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
-from littrainer.loop.loss_normalization import EXACT, find_loss_head
-from littrainer.loop.out_of_memory import agree_on_failures, empty_device_cache
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
+from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.reports import MemoryReport
-from littrainer.model.facts import facts_about
-from littrainer.model.traversal import move_to, parameters_of, train_all
+from littrainer.model.facts import read_model_facts
+from littrainer.model.traversal import list_parameters, move_model, set_training_mode
 from littrainer.optim.schedules import is_metric_driven, step_on_metric
 from littrainer.optim.stepping import clip_gradient_norm, is_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.search import trial as search_trial
-from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
+from littrainer.strategies.model_wrapping import (
+    autocast_and_compile,
+    is_wrapped_by_trainer,
+    move_to_device,
+    wrap_for_training,
+)
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -69,7 +74,7 @@ logger = logging.getLogger(__name__)
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
-class OverridePoints:
+class TrainerHooks:
     """The steps of a Trainer between its documented methods; `Trainer` derives from it."""
 
     is_deepspeed_enabled: bool = False
@@ -80,48 +85,48 @@ class OverridePoints:
 
     # ---- What follows from the arguments and the model ---------------------------------------------------------------
 
-    def _lies_elsewhere(self: Any) -> bool:
+    def _has_foreign_device_map(self: Any) -> bool:
         """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
         device_map: Any = getattr(self.model, "hf_device_map", None) or {}
         devices = set(device_map.values()) - {"cpu", "disk"}
         return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
 
-    def _moves_model_itself(self: Any) -> bool:
+    def _should_place_model(self: Any) -> bool:
         # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
         is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
         moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
         return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
 
-    def _read_model_facts(self: Any) -> None:
-        facts = facts_about(self.model)
+    def _update_model_facts(self: Any) -> None:
+        facts = read_model_facts(self.model)
         self._described_model_class = type(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss
         self._loss_shifts_labels = facts.shifts_labels
-        self.label_smoother = loss.smoother_for(self.model, self.args.label_smoothing_factor)
+        self.label_smoother = loss.make_label_smoother(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
-    def _follow_arguments(self: Any, changed: set[str]) -> None:
+    def _apply_changed_arguments(self: Any, changed: set[str]) -> None:
         """Make again, except the accelerator, what a Trainer makes of the arguments whose values have changed."""
         args = self.args
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         if "label_smoothing_factor" in changed:
-            self.label_smoother = loss.smoother_for(self.model, args.label_smoothing_factor)
+            self.label_smoother = loss.make_label_smoother(self.model, args.label_smoothing_factor)
         if "neftune_noise_alpha" in changed:
             self.neftune_noise_alpha = args.neftune_noise_alpha
         if "label_names" in changed:
             self._signature_columns = None
             if self.model is not None:
-                self._read_model_facts()
+                self._update_model_facts()
             else:
                 # The facts are read with the next model.
                 self._described_model_class = type(None)
         if "skip_memory_metrics" in changed:
             self.session.memory = MemoryReport(not args.skip_memory_metrics)
         if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
-            self.place_model_on_device = self._moves_model_itself()
+            self.place_model_on_device = self._should_place_model()
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -133,10 +138,10 @@ class OverridePoints:
         sampler_fn: Callable[[Any], Any] | None = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
-    ) -> LookaheadLoader:
+    ) -> PrefetchLoader:
         args, collate = self.args, self.data_collator
         if args.max_tokens_per_batch is not None and not isinstance(dataset, IterableDataset):
-            collate = partial(collated_up_to, args.max_tokens_per_batch, collate)
+            collate = partial(collate_up_to, args.max_tokens_per_batch, collate)
         # With a column of lengths that the model does not take.
         whole = dataset
         if is_a(dataset, "datasets.Dataset"):
@@ -146,10 +151,12 @@ class OverridePoints:
         takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
         sampler = sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None
         if args.max_tokens_per_batch is not None:
-            sampler = batches_by_tokens(args, whole, sampler, self.processing_class, self.data_collator, is_training)
+            sampler = make_token_batch_sampler(
+                args, whole, sampler, self.processing_class, self.data_collator, is_training
+            )
         elif args.pack_to_length is not None and is_training:
             attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-            dataset, sampler, collate = packed(
+            dataset, sampler, collate = pack_documents(
                 args, (whole, dataset), sampler, collate, self.processing_class, attention
             )
         settings = getattr(self.accelerator, "dataloader_config", None)
@@ -162,7 +169,7 @@ class OverridePoints:
             is_training=is_training,
             settings=settings,
         )
-        loader.hand_out_on(self.args.device, settings)
+        loader.set_destination(self.args.device, settings)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
@@ -171,31 +178,31 @@ class OverridePoints:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
             return None
-        if overfits(self):
+        if is_overfit_run(self):
             return SequentialSampler(dataset)
-        return train_sampler(self.args, dataset, self.processing_class)
+        return make_train_sampler(self.args, dataset, self.processing_class)
 
     def _get_eval_sampler(self: Any, eval_dataset: Any) -> Any:
         if eval_dataset is None or not has_length(eval_dataset):
             return None
-        return evaluation_sampler(self.args, eval_dataset, self.processing_class)
+        return make_evaluation_sampler(self.args, eval_dataset, self.processing_class)
 
     def _set_signature_columns_if_needed(self: Any) -> None:
         if self._signature_columns is None:
-            self._signature_columns = accepted_columns(self.model, self.label_names)
+            self._signature_columns = find_accepted_columns(self.model, self.label_names)
 
-    def _accepted_columns(self: Any) -> list[str]:
+    def _get_signature_columns(self: Any) -> list[str]:
         self._set_signature_columns_if_needed()
         return self._signature_columns or []
 
     def _remove_unused_columns(self: Any, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
-        accepted, model_name = self._accepted_columns(), type(self.model).__name__
-        kept = without_extra_columns(dataset, accepted, model_name, description)
+        accepted, model_name = self._get_signature_columns(), type(self.model).__name__
+        kept = drop_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
         self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
-        warn_that_lengths_are_dropped(self.args, dataset, kept)
+        warn_about_dropped_lengths(self.args, dataset, kept)
         return kept
 
     def _get_collator_with_removed_columns(
@@ -203,51 +210,53 @@ class OverridePoints:
     ) -> Callable[[list[Any]], Any]:
         if not self.args.remove_unused_columns:
             return data_collator
-        accepted, model_name = self._accepted_columns(), type(self.model).__name__
+        accepted, model_name = self._get_signature_columns(), type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
         self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
         return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        if not self.session.loss_head.is_known and self.args.loss_normalization == EXACT:
-            self.session.loss_head = find_loss_head(self, self.model_wrapped or self.model, batch_samples, device)
+        if not self.session.loss_reduction.is_known and self.args.loss_normalization == EXACT:
+            self.session.loss_reduction = detect_loss_reduction(
+                self, self.model_wrapped or self.model, batch_samples, device
+            )
         return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
-    def _existing_optimizer(self: Any) -> torch.optim.Optimizer:
+    def _require_optimizer(self: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             raise ValueError("There is no optimizer yet: it is made when train() begins, or by create_optimizer().")
         return self.optimizer
 
-    def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
+    def _create_optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
-            from littrainer.strategies.deepspeed import optimizer_and_schedule
+            from littrainer.strategies.deepspeed import create_engine
 
-            overridden = self._own_methods("create_optimizer", "create_scheduler")
-            return optimizer_and_schedule(self, max_steps, overridden)
+            overridden = self._find_overrides("create_optimizer", "create_scheduler")
+            return create_engine(self, max_steps, overridden)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
+        if self.model_wrapped is not self.model and is_wrapped_by_trainer(self.model_wrapped, self.model):
             # A model that an earlier training has wrapped is prepared, as in transformers.
             self.model_preparation_time = 0.0
         # An override that makes both is called at once; else a schedule may depend on the model as it is wrapped.
-        if self._own_methods("create_optimizer_and_scheduler"):
+        if self._find_overrides("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
-            wrapped = wrapped_model(self)
+            wrapped = wrap_for_training(self)
         else:
             self.create_optimizer()
-            wrapped = wrapped_model(self)
+            wrapped = wrap_for_training(self)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
         # If a subclass has wrapped the model, evaluations use the inner one as it was.
-        self._model_is_prepared = is_own_wrapping(self.model_wrapped, self.model)
+        self._model_is_prepared = is_wrapped_by_trainer(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:
         if is_metric_driven(self.lr_scheduler) or self.is_schedule_overridden:
-            rate = self._existing_optimizer().param_groups[0]["lr"]
+            rate = self._require_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
         return rate.item() if isinstance(rate, torch.Tensor) else rate
@@ -259,9 +268,9 @@ class OverridePoints:
         self.accelerator = AcceleratorFacade(self.args)
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
         self._reset_gather_function()
-        settle_deepspeed(self.args)
-        self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
-        self.is_fsdp_enabled = sharding_plan(self.args) is not None
+        update_deepspeed(self.args)
+        self.is_deepspeed_enabled = has_deepspeed(self.args)
+        self.is_fsdp_enabled = get_sharding_plan(self.args) is not None
 
     def _inner_training_loop(
         self: Any,
@@ -322,16 +331,16 @@ class OverridePoints:
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
+            create_evaluation_engine(self)
         return model
 
     def _forward_for_training(
         self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         speed = self.session.speed
-        train_all(model)
+        set_training_mode(model)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         speed.enter("to_device")
@@ -343,23 +352,23 @@ class OverridePoints:
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
-            agreed = agree_on_failures(args, step - self.session.first_step, is_trial)
+            agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
             empty_device_cache()
-        return loss.normalised(self, value, num_items_in_batch)
+        return loss.scale_for_accumulation(self, value, num_items_in_batch)
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
         if not hasattr(inputs, "__len__"):
-            raise batch_without_names(inputs, self.model)
+            raise make_unnamed_batch_error(inputs, self.model)
         if len(inputs) == 0:
             left_out = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
             had = f" ({', '.join(left_out)})" if left_out else ""
             raise ValueError(
                 f"A batch without any input: none of the data's columns{had} is one that {type(self.model).__name__}"
-                f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
+                f".forward takes ({', '.join(self._get_signature_columns())}). Rename them, or set "
                 "remove_unused_columns=False."
             )
         return inputs
@@ -368,9 +377,9 @@ class OverridePoints:
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
-                from littrainer.strategies.deepspeed import in_number_format
+                from littrainer.strategies.deepspeed import cast_to_engine_dtype
 
-                data = in_number_format(self.args, data)
+                data = cast_to_engine_dtype(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
@@ -381,7 +390,7 @@ class OverridePoints:
     def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        parameters = parameters_of(model)
+        parameters = list_parameters(model)
         # An override may clip a part of the model. DDP has the very parameters of the model in it.
         inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
         self.session.clipped = parameters if inner is self.model else None
@@ -393,14 +402,14 @@ class OverridePoints:
         # An infinite bound clips nothing and returns the norm.
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, float("inf"))
-        return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
+        return self.accelerator.clip_grad_norm_(list_parameters(model), float("inf"))
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
         # Only connected processes split gradients between them, and in DDP each has all.
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return are_connected and is_on_several_meshes(parameters_of(model))
+        return are_connected and is_on_several_meshes(list_parameters(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_gradient_norm(model.parameters(), max_norm)
@@ -425,7 +434,7 @@ class OverridePoints:
         state, summed, preemption, speed = self.state, self.session.loss, self.preemption, self.session.speed
         if self.control.should_log and state.global_step > summed.step_of_last_log:
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
+            logs = log_eval_save.collect_logs(summed, tr_loss, state.global_step, grad_norm, rate)
             logs.update(self.session.tracked.take(self.args.device))
             self.store_flos()
             logs.update(speed.logs(state, self.control))
@@ -436,7 +445,7 @@ class OverridePoints:
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
                 if self.args.save_strategy == SaveStrategy.BEST:
                     self.control.should_save = is_new_best
-        preemption.save_and_stop_if_asked(state, self.control)
+        preemption.request_save_and_stop(state, self.control)
         if not self.control.should_save:
             return
         speed.enter("save")
@@ -445,10 +454,10 @@ class OverridePoints:
 
     def _save_in_training(self: Any, model: nn.Module, trial: Any) -> None:
         checkpoints = self.session.checkpoints
-        if checkpoints.is_async and checkpoints.can_copy(self._storage()):
+        if checkpoints.is_async and checkpoints.can_copy(self._build_state_io()):
             if self.hp_search_backend is None and trial is None:
                 self.store_flos()
-            checkpoints.save_in_background(self._saved_training(self._get_output_dir(trial=trial)))
+            checkpoints.save_in_background(self._build_saved_training(self._get_output_dir(trial=trial)))
             self.control.should_save = False
             return
         self._save_checkpoint(model, trial)
@@ -456,7 +465,7 @@ class OverridePoints:
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         checkpoints.commit_changes()
 
-    def _after_background_save(self: Any, folder: str, state: TrainerState) -> None:
+    def _on_background_save_done(self: Any, folder: str, state: TrainerState) -> None:
         checkpoints, asked_meanwhile = self.session.checkpoints, self.control.should_save
         with raise_on_all_ranks(f"on_save of callbacks for {folder}"):
             self.control = self.callback_handler.on_save(self.args, state, self.control)
@@ -467,27 +476,27 @@ class OverridePoints:
             self._push_from_checkpoint(folder)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
-        return log_eval_save.remember_if_best(self.args, self.state, metrics)
+        return log_eval_save.update_best_metric(self.args, self.state, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        with run_lightning.validation_round(self):
+        with run_lightning.group_validations(self):
             metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if is_metric_driven(self.lr_scheduler) and not skip_scheduler:
             step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
 
-    def _model_for_evaluation(self: Any) -> nn.Module:
+    def _prepare_model_for_evaluation(self: Any) -> nn.Module:
         """Return the model for evaluations, on its device; outside of training cast as the arguments ask for good."""
         model = self._wrap_model(self.model, training=False)
         if not self._model_is_prepared and model is self.model:
             started = time.time()
             move_to_device(self)
-            model = prepared_model(self)
+            model = autocast_and_compile(self)
             # A model that version 1 of FSDP has wrapped stays for the training.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
@@ -503,16 +512,16 @@ class OverridePoints:
 
     def overrides_evaluation(self: Any) -> bool:
         """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
-        return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
+        return bool(self._find_overrides("evaluate", "evaluation_loop", "_evaluate"))
 
-    def _own_methods(self: Any, *names: str) -> list[str]:
-        return own_methods(self, names)
+    def _find_overrides(self: Any, *names: str) -> list[str]:
+        return find_overrides(self, names)
 
     def _reset_gather_function(self: Any) -> None:
         gather = self.accelerator.gather_for_metrics
         self.gather_function: Any = partial(gather, use_gather_object=self.args.eval_use_gather_object)
 
-    def _evaluate_each(
+    def _evaluate_datasets(
         self: Any,
         datasets: dict[str, Any],
         are_named: bool,
@@ -521,7 +530,7 @@ class OverridePoints:
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        with run_lightning.validation_round(self):
+        with run_lightning.group_validations(self):
             for name, dataset in datasets.items():
                 one = name if are_named else dataset
                 metrics.update(
@@ -529,12 +538,12 @@ class OverridePoints:
                 )
         return metrics
 
-    def _with_speed(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
+    def _add_speed_metrics(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
         metrics = output.metrics if output.metrics is not None else {}
         num_samples = output.num_samples or 0
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
         steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
-        if length_groups_of(self.callback_handler.eval_dataloader) is not None:
+        if find_length_groups(self.callback_handler.eval_dataloader) is not None:
             steps = len(self.callback_handler.eval_dataloader)
         metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
         return metrics
@@ -544,36 +553,36 @@ class OverridePoints:
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
-        write_companions(folder, self.args, self._written_processing_class())
+        write_tokenizer_and_args(folder, self.args, self._get_processing_class_to_save())
 
-    def _written_processing_class(self: Any) -> Any:
+    def _get_processing_class_to_save(self: Any) -> Any:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
-        return search_trial.output_dir_of(self, trial)
+        return search_trial.get_trial_folder(self, trial)
 
-    def _storage(self: Any) -> FullStateIO:
-        return state_io_for(
+    def _build_state_io(self: Any) -> FullStateIO:
+        return choose_state_io(
             TrainingObjects(
                 self.args,
                 self.model,
                 self.optimizer,
                 self.model_wrapped,
                 self.deepspeed,
-                self._written_processing_class(),
+                self._get_processing_class_to_save(),
                 self._save,
                 self._issue_warnings_after_load,
                 self.session.checkpoints.staged,
             )
         )
 
-    def _saved_training(self: Any, run_dir: str | None = None) -> SavedTraining:
+    def _build_saved_training(self: Any, run_dir: str | None = None) -> SavedTraining:
         """Return the parts of a checkpoint below a folder, by default that of this training."""
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
-        weights = partial(run_lightning.weights_to, "save", self.lightning_module)
-        when_complete = self._after_background_save
+        weights = partial(run_lightning.swap_in_weights_for, "save", self.lightning_module)
+        when_complete = self._on_background_save_done
         return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
@@ -582,13 +591,13 @@ class OverridePoints:
             self._determine_best_metric(metrics=metrics, trial=trial)
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        written = self.session.checkpoints.save(self._saved_training(self._get_output_dir(trial=trial)))
+        written = self.session.checkpoints.save(self._build_saved_training(self._get_output_dir(trial=trial)))
         if self.args.push_to_hub:
             self._push_from_checkpoint(written)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
-        self._storage().save_optimizer(Path(output_dir))
-        if self.args.should_save and not getattr(self.lr_scheduler, "is_kept_by_engine", False):
+        self._build_state_io().save_optimizer(Path(output_dir))
+        if self.args.should_save and not getattr(self.lr_scheduler, "is_saved_by_engine", False):
             self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
 
     def _save_scaler(self: Any, output_dir: str) -> None:
@@ -598,22 +607,20 @@ class OverridePoints:
             )
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
-        self.session.checkpoints.staged(output_dir).write_objects(
-            {random_state_name(self.args): capture_random_states()}
-        )
+        self.session.checkpoints.staged(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
         given = self.model if model is None else model
-        self._storage().load_model(given, Path(resume_from_checkpoint), to_resume=True)
+        self._build_state_io().load_model(given, Path(resume_from_checkpoint), to_resume=True)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
-        log_names_that_differ(load_result)
+        log_key_mismatch(load_result)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self._storage().load_optimizer(Path(checkpoint))
-            reader.load_schedule(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
+            self._build_state_io().load_optimizer(Path(checkpoint))
+            reader.load_scheduler(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -635,8 +642,8 @@ class OverridePoints:
         assert self.state.best_model_checkpoint is not None
         logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
-        held = self._storage()
-        if held.holds_weights(folder):
+        held = self._build_state_io()
+        if held.has_weights(folder):
             held.load_model(self.model, folder, to_resume=False)
         else:
             logger.warning(
@@ -644,7 +651,7 @@ class OverridePoints:
             )
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
-        move_to(model, device)
+        move_model(model, device)
 
     # ---- Hyperparameter search ---------------------------------------------------------------------------------------
 
@@ -661,5 +668,5 @@ class OverridePoints:
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
         # The best checkpoint among the training's own is left as it is.
         self.store_flos()
-        training = self._saved_training(checkpoint_dir)
+        training = self._build_saved_training(checkpoint_dir)
         self.session.checkpoints.write(training, training.folder, is_complete=True)

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.compat.v4_trainer import accepts_earlier_keywords
+from littrainer.compat.v4_trainer import accept_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
-from littrainer.loop.overrides import of_the_package
+from littrainer.loop.overrides import register_package_class
 from littrainer.trainer import Trainer
 
 
-@of_the_package
+@register_package_class
 class Seq2SeqTrainer(Trainer):
     """A Trainer that evaluates and predicts with the model's `generate`, where `predict_with_generate` is set.
 
@@ -33,7 +33,7 @@ class Seq2SeqTrainer(Trainer):
     # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of the script's prediction loop.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -72,19 +72,19 @@ class Seq2SeqTrainer(Trainer):
         return model
 
     def _prepare_to_generate(self, model: Any) -> None:
-        generation.prepare(self.args, model, generates=not self._own_methods("prediction_step"))
+        generation.prepare(self.args, model, generates=not self._find_overrides("prediction_step"))
 
     @contextmanager
-    def _generating_with(self, given: dict[str, Any]) -> Iterator[None]:
+    def _use_generation_keywords(self, given: dict[str, Any]) -> Iterator[None]:
         """Have `prediction_step` generate with these keywords until the end of the block.
 
         A short last batch counts in the loss as a full one meanwhile, as it does in transformers' Seq2SeqTrainer.
         """
         idle = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
         if idle and not getattr(self.args, "predict_with_generate", False):
-            generation.note_keywords_without_effect(idle)
+            generation.log_unused_keywords(idle)
         before = self._gen_kwargs, self.gather_function
-        self._gen_kwargs = generation.keywords_of_a_call(self.args, given)
+        self._gen_kwargs = generation.merge_generation_keywords(self.args, given)
         self.gather_function = self.accelerator.gather_each_sample
         try:
             yield
@@ -124,8 +124,8 @@ class Seq2SeqTrainer(Trainer):
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix, **gen_kwargs)
-        with self._generating_with(gen_kwargs):
+            return self._evaluate_datasets(chosen, eval_dataset is None, ignore_keys, metric_key_prefix, **gen_kwargs)
+        with self._use_generation_keywords(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(
@@ -145,7 +145,7 @@ class Seq2SeqTrainer(Trainer):
             generated token ids and labels as NumPy arrays `(samples, tokens)`, padded to the generation config's
             `max_length`, and metrics.
         """
-        with self._generating_with(gen_kwargs):
+        with self._use_generation_keywords(gen_kwargs):
             return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
     def prediction_step(
@@ -165,14 +165,16 @@ class Seq2SeqTrainer(Trainer):
         Returns:
             a tensor with one element, and token ids and labels of shape `(samples in the batch, tokens)`.
         """
-        if prediction_loss_only or not generation.is_asked_for(self.args):
+        if prediction_loss_only or not generation.is_generation_requested(self.args):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        generation.check_that_it_can_generate(self.model)
+        generation.check_can_generate(self.model)
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         keywords = gen_kwargs or self._gen_kwargs
-        tokens = generation.generated_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
-        tokens, padded_labels = generation.padded_alike(self.model, tokens, labels, self._pad_tensors_to_max_len)
+        tokens = generation.generate_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
+        tokens, padded_labels = generation.pad_tokens_and_labels(
+            self.model, tokens, labels, self._pad_tensors_to_max_len
+        )
         if labels is None:
             return None, tokens, None
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -184,4 +186,6 @@ class Seq2SeqTrainer(Trainer):
         return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        return generation.padded(tensor, max_length, generation.padding_token(self.model, self.processing_class))
+        return generation.pad_to_length(
+            tensor, max_length, generation.find_padding_token(self.model, self.processing_class)
+        )

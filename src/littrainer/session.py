@@ -18,43 +18,43 @@ from littrainer.callbacks.handler import notify_of_failure
 from littrainer.checkpoint.distributed_resume import (
     AUTO,
     READ_BY,
-    checkpoint_for_all,
-    needed_to_resume,
-    resumed_after_restart,
+    choose_checkpoint,
+    find_restart_checkpoint,
+    get_required_files,
 )
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_state
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
-from littrainer.checkpoint.store import store_of
-from littrainer.data.limits import check_order_stays, overfits
-from littrainer.data.loaders import warn_of_another_loader
+from littrainer.checkpoint.run_record import describe_run, write_run_record
+from littrainer.checkpoint.store import get_store
+from littrainer.data.limits import check_order_is_fixed, is_overfit_run
+from littrainer.data.loaders import warn_about_ignored_batching
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.push_to_hub import pushes_during_training
+from littrainer.hub.push_to_hub import report_pushes_on_error
 from littrainer.hub.repository import HubState
 from littrainer.lightning_adapter.run_lightning import LightningState, fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.development_run import trial_where_asked_for
+from littrainer.loop.fast_dev_run import apply_fast_dev_run
 from littrainer.loop.health import HealthGuard, RollbackRequested, SkippingHealthGuard
-from littrainer.loop.log_eval_save import saves_in_background
+from littrainer.loop.log_eval_save import can_save_in_background
 from littrainer.loop.loss import RunningLoss
-from littrainer.loop.loss_normalization import UNKNOWN, LossHead
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.out_of_memory import drop_training_objects, train_with_fitting_batch_size
+from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.out_of_memory import drop_training_objects, train_with_auto_batch_size
 from littrainer.loop.plan import TrainingPlan
-from littrainer.loop.preemption import Preemption, reported_interruption
+from littrainer.loop.preemption import Preemption, report_ctrl_c
 from littrainer.loop.reports import InputTokenCounter, MemoryReport
 from littrainer.loop.run import TrainingRun
 from littrainer.loop.speed import NoSpeedLog, SpeedLog
-from littrainer.loop.tracked_means import TrackedMeans, tracked_by
+from littrainer.loop.tracked_means import TrackedMeans, collect_tracked_values
 from littrainer.loop.watchdog import Watchdog
 from littrainer.optim.optimizers import Optimization
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.interruptions import UpdateGuard
 from littrainer.runtime.notes import END, part_of_training
 from littrainer.runtime.seeds import enable_full_determinism, set_seed
-from littrainer.search.trial import SearchState, begin_trial, is_of_search
+from littrainer.search.trial import SearchState, begin_trial, is_search_trial
 from littrainer.tracking.selection import set_trial_folder
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TrainingSession:
         checkpoints: saves and prunes them.
         tokens: counts input tokens.
         loss: the sum of the losses.
-        loss_head: what the first window has shown of the model's loss.
+        loss_reduction: what the first window has shown of the model's loss.
         tracked: what the script tracks.
         health: looks for numbers that are not finite.
         run: the training; None before it begins.
@@ -104,7 +104,7 @@ class TrainingSession:
     checkpoints: CheckpointManager = field(default_factory=CheckpointManager)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
-    loss_head: LossHead = UNKNOWN
+    loss_reduction: LossReduction = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
@@ -125,25 +125,25 @@ class TrainingSession:
     def __reduce__(self) -> Any:
         # Uploads that are on their way belong to the process too.
         hub = replace(self.hub, pushes=None)
-        return _make_session, ({**self._lasting(), "optimization": self.optimization, "hub": hub},)
+        return _make_session, ({**self._persistent_fields(), "optimization": self.optimization, "hub": hub},)
 
     def __copy__(self) -> TrainingSession:
         names = ("optimization", "search", "hub", "lightning")
         parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in names}
         return replace(self, **parts)
 
-    def _lasting(self) -> dict[str, Any]:
+    def _persistent_fields(self) -> dict[str, Any]:
         names = ("search", "hub", "memory", "train_batch_size", "model_is_prepared")
         return {name: getattr(self, name) for name in names}
 
-    def without_training(self) -> TrainingSession:
+    def copy_without_training(self) -> TrainingSession:
         """Return a session without optimizer, loaders and Lightning objects, which take memory."""
-        return TrainingSession(**self._lasting())
+        return TrainingSession(**self._persistent_fields())
 
     def next(self) -> TrainingSession:
         """Return the session of the next training, which goes on with this one's optimizer and loaders."""
         return TrainingSession(
-            **self._lasting(),
+            **self._persistent_fields(),
             optimization=replace(self.optimization),
             lightning=replace(self.lightning),
             tokens=self.tokens,
@@ -173,7 +173,7 @@ def of_session(path: str) -> Any:
     )
 
 
-class SessionAttributes:
+class TrainerAttributesBase:
     """Attributes of the Trainer that its session holds, under the names of transformers; libraries set some of them."""
 
     session: TrainingSession
@@ -186,7 +186,7 @@ class SessionAttributes:
     lightning_module = of_session("lightning.module")
     deferred_validation_end = of_session("lightning.deferred_validation_end")
     _tr_loss = of_session("loss.since_last_log")
-    _loss_head = of_session("loss_head")
+    _loss_reduction = of_session("loss_reduction")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
     _initial_global_step = of_session("first_step")
@@ -230,7 +230,7 @@ def train(
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
     """Run one training, from the checks that can be made beforehand to its result."""
-    if is_of_search(trainer, trial):
+    if is_search_trial(trainer, trial):
         begin_trial(trainer, trial)
         # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
         _make_new_model(trainer, trial)
@@ -245,38 +245,40 @@ def train(
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
-    folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, functools.partial(_recorded, trainer))
+    folder_lock = trainer.session.checkpoints.open_folder(
+        trainer.args, run_dir, functools.partial(_write_record_for_run, trainer)
+    )
     # A search goes on by the call that began it.
-    reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
+    reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
-        trial_where_asked_for(trainer, resume_from_checkpoint),
+        apply_fast_dev_run(trainer, resume_from_checkpoint),
         contextlib.nullcontext() if is_on_ray else folder_lock,
         notify_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
-        pushes_during_training(lambda: trainer.push_in_progress),
-        tracked_by(trainer.session.tracked),
-        Watchdog(trainer.args, lambda: trainer.state, functools.partial(_looked_at, trainer.session)),
+        report_pushes_on_error(lambda: trainer.push_in_progress),
+        collect_tracked_values(trainer.session.tracked),
+        Watchdog(trainer.args, lambda: trainer.state, functools.partial(_watchdog_targets, trainer.session)),
     ):
         if trial is None:
-            resume_from_checkpoint = resumed_after_restart(resume_from_checkpoint, trainer.args.output_dir)
+            resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
-def _looked_at(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
+def _watchdog_targets(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
     """Return what the watchdog looks at: the training and the evaluation that Lightning carries out, if it does."""
     lightning = session.lightning
     return (None, None) if lightning.module is None else (session.run, lightning.evaluation)
 
 
 @contextlib.contextmanager
-def _recorded(trainer: Any, folder: Path) -> Iterator[None]:
+def _write_record_for_run(trainer: Any, folder: Path) -> Iterator[None]:
     """Write the record of a run, and put it back to what it was if the run fails before its first optimizer step."""
     session, record, before = trainer.session, folder / RUN_RECORD_NAME, None
     is_new = not record.exists()
     # A record that cannot be read is not put back.
     with contextlib.suppress(OSError):
         before = record.read_bytes()
-    session.checkpoints.facts = facts_of_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
+    session.checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
     write_run_record(trainer.args, folder, session.checkpoints.facts)
     try:
         yield
@@ -286,7 +288,7 @@ def _recorded(trainer: Any, folder: Path) -> Iterator[None]:
                 if is_new:
                     record.unlink()
                 elif before is not None:
-                    write_whole(record, before)
+                    write_atomically(record, before)
         raise
 
 
@@ -294,22 +296,24 @@ def _train_from(
     trainer: Any, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
-    trainer.preemption = Preemption.for_arguments(args)
+    trainer.preemption = Preemption.create(args)
     guard = SkippingHealthGuard if args.on_nonfinite in ("skip", "rollback") else HealthGuard
     trainer.session.health = guard(args.on_nonfinite, args.spike_factor)
-    trainer.session.checkpoints.is_async = saves_in_background(args, trainer)
+    trainer.session.checkpoints.is_async = can_save_in_background(args, trainer)
     trainer.is_in_train = True
     try:
-        if trainer.model_init is not None and not is_of_search(trainer, trial):
+        if trainer.model_init is not None and not is_search_trial(trainer, trial):
             _make_new_model(trainer, trial)
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
             # So far it was left where it is, to be cast by an evaluation.
             trainer._move_model_to_device(trainer.model, args.device)
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
+        checkpoint = choose_checkpoint(
+            resume_from_checkpoint, args, get_required_files(trainer._find_overrides(*READ_BY))
+        )
         memory = trainer.session.memory
-        with trainer.update_guard, memory.measuring("train"), model_prepared_for_training(trainer):
+        with trainer.update_guard, memory.measure("train"), prepare_model_for_training(trainer):
             if checkpoint is not None:
                 with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
@@ -318,7 +322,7 @@ def _train_from(
             given = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
-                    return train_with_fitting_batch_size(
+                    return train_with_auto_batch_size(
                         trainer,
                         lambda: trainer._inner_training_loop(
                             batch_size=trainer._train_batch_size,
@@ -345,8 +349,8 @@ def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
     session = trainer.session
     session.checkpoints.wait()
     session.run.step.drain_flag_sync()
-    found = session.health.roll_back(fault, session.run.plan.without_windows(1, trainer.args).max_steps)
-    checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
+    found = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
+    checkpoint = choose_checkpoint(found, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Gradients that were unscaled for a step that is not taken.
@@ -377,9 +381,9 @@ def train_with_batch_size(
     if trainer.args.auto_find_batch_size and batch_size is not None:
         trainer._update_auto_batch_size(batch_size)
     loader = trainer.get_train_dataloader()
-    warn_of_another_loader(trainer.args, loader)
-    if overfits(trainer):
-        check_order_stays(loader)
+    warn_about_ignored_batching(trainer.args, loader)
+    if is_overfit_run(trainer):
+        check_order_is_fixed(loader)
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
         trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
@@ -391,9 +395,9 @@ def train_with_batch_size(
     run.prepare_state()
     with raise_on_all_ranks(f"looking into {run.folder}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
-        store_of(run.folder).refuse_folders_of_others(steps)
+        get_store(run.folder).refuse_foreign_folders(steps)
     run.announce()
-    if run.epochs_left > 0:
+    if run.remaining_epochs > 0:
         fit(trainer, run)
     else:
         run.begin_without_steps()
@@ -416,7 +420,7 @@ def _make_new_model(trainer: Any, trial: Any) -> None:
     trainer._parameters_without_embeddings = None
     if type(model) is not trainer._described_model_class:
         # A model_init may make models of several classes, by the trial for one.
-        trainer._read_model_facts()
+        trainer._update_model_facts()
         trainer._signature_columns = None
     if trainer.place_model_on_device:
         trainer._move_model_to_device(model, args.device)

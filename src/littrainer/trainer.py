@@ -21,45 +21,45 @@ from littrainer.callbacks.lightning_callbacks import add_lightning_callback, has
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.remote import send_files
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
+from littrainer.checkpoint.remote import upload_files
+from littrainer.checkpoint.run_record import describe_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
-from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
-from littrainer.data.collators import default_collator_for
-from littrainer.data.columns import DroppedColumns, naming_dropped_columns
+from littrainer.compat.v4_trainer import EarlierTrainerMembers, accept_earlier_keywords
+from littrainer.data.collators import get_default_collator
+from littrainer.data.columns import DroppedColumns, explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
-from littrainer.distributed.layout import follow_model, tensor_parallel_size
+from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
-from littrainer.hooks import NO_CONTEXT, OverridePoints
-from littrainer.hub.model_card import Texts, badges_of, write_card
-from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
+from littrainer.hooks import NO_CONTEXT, TrainerHooks
+from littrainer.hub.model_card import Texts, collect_badges, write_card
+from littrainer.hub.push_to_hub import END_OF_TRAINING, get_pushes, push_model
 from littrainer.hub.repository import make_repository
-from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.conversion import convert_lightning_checkpoint
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import checks, loss, reports
-from littrainer.loop.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.loop.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
+from littrainer.loop.fast_dev_run import select_trackers, should_push_automatically
+from littrainer.loop.overrides import accept_earlier_signatures, refuse_ignored_overrides, register_package_class
 from littrainer.loop.plan import plan_training
-from littrainer.loop.preemption import listed_callbacks
+from littrainer.loop.preemption import make_jit_checkpoint_callbacks
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
-from littrainer.model.facts import parameters_without_embeddings
+from littrainer.model.facts import count_parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.redirection.redirect import collect_garbage_as_usual
+from littrainer.redirection.redirect import restore_gc_threshold
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.runtime.remote_folder import local_folder
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.session import SessionAttributes
-from littrainer.strategies.shards import free_gathered
-from littrainer.tracking.lightning_loggers import adopt_loggers
-from littrainer.tracking.selection import trackers_for
+from littrainer.session import TrainerAttributesBase
+from littrainer.strategies.full_state import reshard_gathered
+from littrainer.tracking.lightning_loggers import add_logger_trackers
+from littrainer.tracking.selection import create_trackers
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
@@ -70,8 +70,8 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
-@of_the_package
-class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+@register_package_class
+class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -101,7 +101,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
     loss_is_scaled_for_ga: bool | None = None
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -121,7 +121,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         checks.check_args(args)
-        self.lightning_keywords = checks.checked_lightning_keywords(lightning)
+        self.lightning_keywords = checks.validate_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
@@ -135,9 +135,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
-        follow_model(args, self.model)
-        self.is_model_parallel = self._lies_elsewhere()
-        self.place_model_on_device = self._moves_model_itself()
+        set_layout_from_model(args, self.model)
+        self.is_model_parallel = self._has_foreign_device_map()
+        self.place_model_on_device = self._should_place_model()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
         if self.is_model_parallel:
@@ -147,13 +147,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
-        self.data_collator = data_collator or default_collator_for(processing_class)
+        self.data_collator = data_collator or get_default_collator(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
+        self.optimizer, self.lr_scheduler = checks.validate_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
-        self._read_model_facts()
+        self._update_model_facts()
         with ShortTraceback():
             self._validate_args()
 
@@ -161,14 +161,14 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        by_arguments = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
+        by_arguments = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
         for callback in [*by_arguments, *normalize_callbacks(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not has_progress_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        adopt_loggers(self, self.callback_handler)
-        if pushes_by_itself(self):
+        add_logger_trackers(self, self.callback_handler)
+        if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
         with raise_on_all_ranks(f"creating output_dir={args.output_dir}"):
@@ -193,7 +193,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if config is not None:
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
-        collect_garbage_as_usual()
+        restore_gc_threshold()
 
     def _validate_args(self) -> None:
         checks.check_construction(self)
@@ -232,7 +232,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         key = "eval" if is_own else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
             return self._eval_dataloaders[key]
-        dataset = checks.chosen_eval_dataset(self.eval_dataset, eval_dataset)
+        dataset = checks.select_eval_dataset(self.eval_dataset, eval_dataset)
         checks.check_not_empty(dataset, "eval_dataset")
         return self._get_dataloader(
             dataset=dataset,
@@ -306,7 +306,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.optimizer is None:
             model = self.model if model is None else model
             # Parameters that forward passes have gathered and kept would be trained instead of the shards.
-            free_gathered(model)
+            reshard_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, model
@@ -325,7 +325,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             options: Any = self.args.lr_scheduler_kwargs
             self.lr_scheduler = get_scheduler(
                 self.args.lr_scheduler_type,
-                self._existing_optimizer() if optimizer is None else optimizer,
+                self._require_optimizer() if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
                 scheduler_specific_kwargs=options,
@@ -356,7 +356,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
-    @accepts_earlier_keywords(model_path="resume_from_checkpoint")
+    @accept_earlier_keywords(model_path="resume_from_checkpoint")
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
@@ -380,8 +380,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         with (
             ShortTraceback(),
-            naming_dropped_columns(self),
-            checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+            explain_dropped_columns(self),
+            convert_lightning_checkpoint(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
@@ -419,7 +419,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     def overrides_training_step(self) -> bool:
         """Whether a subclass, or this instance, has its own `training_step`, which calls backward itself."""
-        return bool(self._own_methods("training_step"))
+        return bool(self._find_overrides("training_step"))
 
     def compute_loss(
         self,
@@ -442,8 +442,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the model returns no loss.
         """
-        value, outputs = loss.loss_and_outputs(self, model, inputs, num_items_in_batch)
-        value = loss.scaled_for_mean_gradient(self, value, num_items_in_batch)
+        value, outputs = loss.compute_loss_and_outputs(self, model, inputs, num_items_in_batch)
+        value = loss.scale_for_gradient_mean(self, value, num_items_in_batch)
         return (value, outputs) if return_outputs else value
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
@@ -525,13 +525,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
+            return self._evaluate_datasets(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
             ShortTraceback(),
             part_of_training(EVALUATION),
-            run_lightning.validation_round(self),
-            naming_dropped_columns(self),
-            self.session.memory.measuring("eval"),
+            run_lightning.group_validations(self),
+            explain_dropped_columns(self),
+            self.session.memory.measure("eval"),
         ):
             dataloader = self.get_eval_dataloader(chosen)
             start_time = time.time()
@@ -542,7 +542,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            found = self._with_speed(output, metric_key_prefix, start_time)
+            found = self._add_speed_metrics(output, metric_key_prefix, start_time)
             self.log(found)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
             self.session.memory.stop("eval", found)
@@ -565,13 +565,13 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measuring("test"):
+        with ShortTraceback(), explain_dropped_columns(self), self.session.memory.measure("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
                 dataloader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
             )
-            metrics = self._with_speed(output, metric_key_prefix, start_time)
+            metrics = self._add_speed_metrics(output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
             self.session.memory.stop("test", metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
@@ -603,15 +603,15 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_own_step=bool(self._own_methods("prediction_step")),
+            has_custom_step=bool(self._find_overrides("prediction_step")),
         )
         with (
-            run_lightning.validation_round(self),
+            run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
         ):
             run_lightning.shard_for_evaluation(self)
-            evaluation.begin(self._model_for_evaluation())
+            evaluation.begin(self._prepare_model_for_evaluation())
             run_lightning.evaluate(self, evaluation)
             self._reset_gather_function()
             return evaluation.finish()
@@ -649,20 +649,20 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
             # The engine puts a model together whose parameters it has sharded.
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
-        storage = self._storage()
+            create_evaluation_engine(self)
+        storage = self._build_state_io()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
-        write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
+        write = storage.save_checkpoint_model if is_of_checkpoint else storage.save_model
+        with part_of_training(SAVE), run_lightning.swap_in_weights_for("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
             write(folder)
         if not is_of_checkpoint and self.args.should_save:
-            send_files(folder)
-        if pushes_by_itself(self) and not _internal_call:
+            upload_files(folder)
+        if should_push_automatically(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
@@ -670,9 +670,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # The weights are no longer those that a training began with, unless it noted them.
-            facts = self.session.checkpoints.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
+            facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -719,7 +719,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         def finish_earlier() -> Any:
             self._finish_current_push()
-            self.push_in_progress = pushes_of(self.args, self.push_in_progress)
+            self.push_in_progress = get_pushes(self.args, self.push_in_progress)
             return self.push_in_progress
 
         return push_model(self, finish_earlier, commit_message, blocking, token, revision, private, **kwargs)
@@ -757,8 +757,10 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return
         model = self.accelerator.unwrap_model(self.model)
         evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-        write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), parameters)
-        send_files(self.args.output_dir)
+        write_card(
+            self.args, self.state, model, evaluated_on, collect_badges(self.callback_handler.callbacks), parameters
+        )
+        upload_files(self.args.output_dir)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
@@ -828,7 +830,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         if self.is_world_process_zero():
             reports.save_metrics(self.args.output_dir, split, metrics, combined)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
@@ -847,7 +849,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
-            self._parameters_without_embeddings = parameters_without_embeddings(self.model)
+            self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
         return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from littrainer.arguments.specifications import SPECS
 from littrainer.cli import main
 from littrainer.commands.explain import (
     _create_tiny_trainer,
-    changed_arguments,
     explain_trainer,
+    get_changed_arguments,
     render_program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
@@ -122,11 +122,11 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     assert line_of(keywords, "accumulate_grad_batches=3").endswith("from gradient_accumulation_steps")
     assert line_of(keywords, "detect_anomaly=True").endswith("given as `lightning`")
     for name, value in changes.items():
-        assert f"  {SPECS[name].place.value}: " in line_of(arguments, f"{name}={value!r} ")
+        assert f"  {SPECS[name].reader.value}: " in line_of(arguments, f"{name}={value!r} ")
     assert "weight_decay" not in arguments and "secret" not in report and line_of(arguments, "output_dir='runs/one'")
     assert list(tmp_path.iterdir()) == []
     usual = TrainingArguments(disable_tqdm=TrainingArguments().disable_tqdm)
-    assert changed_arguments(usual) == {"output_dir": "trainer_output"}
+    assert get_changed_arguments(usual) == {"output_dir": "trainer_output"}
 
 
 def test_the_parts_of_the_training_are_named() -> None:

@@ -69,7 +69,7 @@ def test_failures_without_a_reported_error_are_no_repetition() -> None:
 
 
 def test_fewer_processes_continue_after_two_kills_without_a_checkpoint(run_dir: Path) -> None:
-    restarts = Restarts(Launch(8, fewest_devices=2, restarts=9))
+    restarts = Restarts(Launch(8, min_devices=2, restarts=9))
     Path(os.environ[TRAININGS]).write_text(json.dumps({"0": {str(run_dir): {}}}))
     assert devices(restarts, KILLED) == [8]
     (run_dir / "checkpoint-2").mkdir()
@@ -82,10 +82,10 @@ def test_fewer_processes_continue_after_two_kills_without_a_checkpoint(run_dir: 
 
 def test_fewer_processes_continue_after_two_exceptions_of_a_process(run_dir: Path) -> None:
     lost = failed("RuntimeError: invalid device ordinal", None, rank=1)
-    assert devices(Restarts(Launch(2, fewest_devices=1, restarts=5)), lost, lost, lost) == [2, 1, None]
+    assert devices(Restarts(Launch(2, min_devices=1, restarts=5)), lost, lost, lost) == [2, 1, None]
     # The same error in another process is no broken device.
     other = failed("RuntimeError: invalid device ordinal", None, rank=0)
-    assert devices(Restarts(Launch(2, fewest_devices=1, restarts=5)), lost, other) == [2, None]
+    assert devices(Restarts(Launch(2, min_devices=1, restarts=5)), lost, other) == [2, None]
 
 
 def test_stack_traces_are_saved_in_the_folder_of_the_run(

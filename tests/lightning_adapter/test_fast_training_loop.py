@@ -26,7 +26,7 @@ BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["a
 
 
 def test_another_release_of_lightning_keeps_its_own_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset({"1.0"}))
+    monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset({"1.0"}))
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
@@ -82,7 +82,7 @@ class Metrics(pl.loggers.Logger):
 def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **arguments: Any) -> Trainer:
     with pytest.MonkeyPatch.context() as patch:
         if not is_fast:
-            patch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
+            patch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
         settings = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "logging_steps": 1, **arguments}
         given = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
         trainer = quiet_trainer(folder, kind=kind, given=given, **settings)

@@ -125,7 +125,7 @@ def test_each_part_has_the_time_that_it_took_in_both_loops(
     tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch, kind: Any, is_fast: bool, accumulation: int
 ) -> None:
     if not is_fast:
-        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
+        monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
     output, callback = train(
         *(tmp_path, now, kind),
         gradient_accumulation_steps=accumulation,
@@ -209,7 +209,7 @@ def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, rows: Any, collate: Any, accumulation: int, most: int
 ) -> None:
     # What is done at times that are no steps'.
-    monkeypatch.setattr(clock, "SECONDS_BETWEEN_LOOKS", math.inf)
+    monkeypatch.setattr(clock, "FILE_CHECK_INTERVAL_S", math.inf)
     calls = {}
     for on in (False, True):
         counted = CountedCalls(3, 8)
@@ -295,7 +295,7 @@ def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "now", now, raising=False)
-    monkeypatch.setattr(speed, "MOST_EVENTS", 16)
+    monkeypatch.setattr(speed, "MAX_EVENTS", 16)
     trainer = quiet_trainer(tmp_path)
     log = speed.SpeedLog(trainer.args, trainer.model, None, 1)
     log._on_gpu = True

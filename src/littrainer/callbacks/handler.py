@@ -11,8 +11,8 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.distributed.failures import note_step_of_error
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.distributed.failures import set_step_of_error
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def create_callback(callback: Any) -> Any:
     """
     is_class = isinstance(callback, type)
     kind: type = callback if is_class else type(callback)
-    if issubclass(kind, known_classes("lightning callback")):
+    if issubclass(kind, loaded_classes("lightning callback")):
         raise TypeError(
             f"{kind.__name__} is a Lightning callback, which the Trainer's callback handler does not call: add it with "
             "trainer.add_callback(...), or give it in callbacks=[...]."
@@ -253,7 +253,7 @@ def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], T
     try:
         yield
     except BaseException as error:
-        note_step_of_error(error, state().global_step)
+        set_step_of_error(error, state().global_step)
         callbacks = [] if getattr(error, ENDED_FOR_CALLBACKS, False) else list(handler.callbacks)
         for callback in callbacks:
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.notes import kind_of
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class TrainerState:
         Raises:
             OSError: the file cannot be written.
         """
-        write_whole(json_path, self.to_json())
+        write_atomically(json_path, self.to_json())
 
     def to_json(self) -> str:
         """Return the state as JSON."""

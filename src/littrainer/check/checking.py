@@ -26,14 +26,14 @@ from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, format_error, format_seconds, make_finding
 from littrainer.check.rows import LABELS, RowSummary, can_select, select_rows, summarize_rows
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data.columns import accepted_columns
+from littrainer.data.columns import find_accepted_columns
 from littrainer.distributed.collectives import barrier, barrier_with_timeout, broadcast_object, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.evaluation import generation
 from littrainer.lightning.trial_steps import check_can_try, restore_trainer_after, strip_to_bare_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.overrides import find_overrides
 from littrainer.runtime.notes import END, EVALUATION, PART, SAVE
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.tracking.base import TrackerCallback
 
@@ -175,7 +175,7 @@ class TrainingCheck:
             # On the disk of output_dir, which all processes share, but not in an uploaded folder.
             output = Path(self.args.output_dir).absolute()
             folders = (path for path in (*output.parents[:1], output, *output.parents) if os.access(path, os.W_OK))
-            parent = next(path for path in folders if address_of(path / "trial") is None)
+            parent = next(path for path in folders if get_remote_url(path / "trial") is None)
             is_first = self.args.process_index == 0
             self.folder = tempfile.mkdtemp(prefix=".littrainer_check_", dir=parent) if is_first else ""
         self.folder = broadcast_object(self.folder)
@@ -204,8 +204,8 @@ class TrainingCheck:
 
     def _check_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
-        columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
-        has_custom_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
+        columns = find_accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
+        has_custom_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
             about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
@@ -261,7 +261,7 @@ class TrainingCheck:
 
     def _select_eval_rows(self) -> Any:
         """Return a few complete batches of the evaluation data: first, notable and last batches."""
-        selected, has_custom_loader = {}, own_methods(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
+        selected, has_custom_loader = {}, find_overrides(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
         for name, dataset in self.eval_datasets.items():
             summary, size = self.rows.get(name), self.eval_batch_size
             if summary is None or has_custom_loader:
@@ -376,7 +376,7 @@ class TrainingCheck:
         longest = summary.get_longest(trainer.get_total_train_batch_size(self.args))
         if not longest or self.report.is_interrupted:
             return
-        if own_methods(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
+        if find_overrides(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
             self.findings.append(Finding(NOTE, "longest batch", "it was not tried, since the script makes its batches"))
             return
         size = self.args.train_batch_size * data_parallel_size(self.args)
@@ -422,7 +422,9 @@ class TrainingCheck:
         trainer, config = self.trainer, cast("Any", getattr(self.trainer.model, "generation_config", None))
         summaries = {name: self.rows[name] for name in self.eval_datasets if name in self.rows}
         lengths = {name: max(summary.lengths.values()) for name, summary in summaries.items() if summary.lengths}
-        generates = generation.is_asked_for(self.args) and trainer.compute_metrics is not None and config is not None
+        generates = (
+            generation.is_generation_requested(self.args) and trainer.compute_metrics is not None and config is not None
+        )
         is_limited = self.is_evaluation_limited
         if not (generates and lengths and steps.evaluates) or is_limited or self.report.is_interrupted:
             return
@@ -430,7 +432,7 @@ class TrainingCheck:
         rows = select_rows(self.eval_datasets[name], summaries[name].get_longest(self.eval_batch_size))
         settings = {"min_new_tokens": config.max_new_tokens}
         if config.max_new_tokens is None:
-            length = generation.keywords_of_a_call(self.args, {}).get("max_length")
+            length = generation.merge_generation_keywords(self.args, {}).get("max_length")
             settings = {"min_length": length or config.max_length or DEFAULT_MAX_TOKENS}
         about = ", ".join(f"{setting}={value}" for setting, value in settings.items())
 

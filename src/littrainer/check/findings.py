@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from littrainer.checkpoint.retention import OF_A_RESUME
-from littrainer.hub.repository import advice_for, repository_name, text_of, token_for
+from littrainer.checkpoint.retention import RESUME_FILE
+from littrainer.hub.repository import advise, choose_token, describe_error, repository_name
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def format_seconds(number: float) -> str:
 def check_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding:
     """Return whether the disk has space for all checkpoints that exist at the same moment."""
     sizes = {path.relative_to(checkpoint): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
-    resume_bytes = sum(size for path, size in sizes.items() if OF_A_RESUME.fullmatch(path.parts[0]))
+    resume_bytes = sum(size for path, size in sizes.items() if RESUME_FILE.fullmatch(path.parts[0]))
     total_bytes, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
     if args.save_total_limit_best is not None and (args.save_total_limit is None or limit > 0):
         limit, best = limit or 1, args.save_total_limit_best
@@ -132,7 +132,7 @@ def check_hub_permissions(args: TrainingArguments) -> Finding:
     """Return whether the token may push, by a single `whoami` request."""
     from huggingface_hub import HfApi, constants
 
-    name, token, when = repository_name(args), token_for(args), "at the first push"
+    name, token, when = repository_name(args), choose_token(args), "at the first push"
     if constants.HF_HUB_OFFLINE:
         return Finding(NOTE, "Hub", f"rights to push {name} were not looked at, since HF_HUB_OFFLINE is set")
     try:
@@ -140,7 +140,7 @@ def check_hub_permissions(args: TrainingArguments) -> Finding:
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         fails = status in (401, 403) or "LocalTokenNotFound" in type(error).__name__
-        return Finding(FAILS if fails else NOTE, "Hub", f"{text_of(error, token)} {advice_for(error)}", when * fails)
+        return Finding(FAILS if fails else NOTE, "Hub", f"{describe_error(error, token)} {advise(error)}", when * fails)
     namespace = name.partition("/")[0] if "/" in name else user["name"]
     access = (user.get("auth") or {}).get("accessToken") or {}
     scopes = (access.get("fineGrained") or {}).get("scoped", [])
@@ -162,4 +162,4 @@ def check_tracker_logins(callbacks: Iterable[Any]) -> Iterator[Finding]:
             if sources and not any(name in os.environ or Path(name).expanduser().exists() for name in sources.split()):
                 status = NOTE
                 text = f"no login was found, and nothing would be reported: {remedy}, or set {sources.split()[0]}"
-            yield Finding(status, callback.shown_name, text)
+            yield Finding(status, callback.display_name, text)

@@ -7,15 +7,15 @@ import math
 import re
 from collections.abc import Sequence
 
-from littrainer.arguments.shown_arguments import default_texts, is_same
+from littrainer.arguments.shown_arguments import format_defaults, is_same
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.weights import holds_weights
+from littrainer.checkpoint.weights import has_weights
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser
 from littrainer.commands.differences import LogComparison, compare_logs, load_saved_weights, weight_gaps
 from littrainer.commands.report_charts import ABSENT, build_training_charts
-from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, checkpoints_in, load_folders
+from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, identify_checkpoints, load_folders
 from littrainer.commands.report_page import Table, render_page
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 
 DESCRIPTION = """\
 Show where two trainings differ: in their arguments, code, data, weights at the start, versions and environment; the
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
         notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
         print("\n\n".join([verdict, *map(_format_table, tables), *notes]))
         if options.html is not None:
-            write_whole(
+            write_atomically(
                 options.html, render_page(runs, [], build_training_charts(runs), verdict=verdict, tables=tables)
             )
             print(f"\npage: {options.html}")
@@ -70,7 +70,7 @@ def find_causes(left: Run, right: Run) -> list[tuple[str, str, str]]:
     """Return the name and both values of each argument and fact that differed from the start."""
     causes = []
     if left.arguments is not None and right.arguments is not None:
-        texts, others = ({**default_texts(), **arguments} for arguments in (left.arguments, right.arguments))
+        texts, others = ({**format_defaults(), **arguments} for arguments in (left.arguments, right.arguments))
         # Runs of different releases may have different arguments.
         names = [name for name in texts if name in others and name not in RUN_IDENTIFIERS]
         causes = [(name, texts[name], others[name]) for name in names if not is_same(texts[name], others[name])]
@@ -84,8 +84,8 @@ def find_causes(left: Run, right: Run) -> list[tuple[str, str, str]]:
 
 def _compare_layers(left: Run, right: Run) -> tuple[str, dict[str, float]]:
     """Return the folders of the compared weights, and the largest difference in each layer."""
-    folders = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (left, right)]
-    pairs = [*itertools.product(*(filter(holds_weights, candidates) for candidates in folders))]
+    folders = [[run.folder, *reversed(identify_checkpoints(run.folder))] for run in (left, right)]
+    pairs = [*itertools.product(*(filter(has_weights, candidates) for candidates in folders))]
     if not pairs:
         return "", {}
     common = [pair for pair in pairs if pair[0].relative_to(left.folder) == pair[1].relative_to(right.folder)]

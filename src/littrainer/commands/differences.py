@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from littrainer.checkpoint.weights import adapter_folders, read_adapter, read_weights
+from littrainer.checkpoint.weights import list_adapters, read_adapter, read_weights
 
 NOT_LOGGED = "not logged"
 Logs = Mapping[tuple[int, str], Any]
@@ -70,7 +70,7 @@ def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: a file is damaged or missing.
     """
-    adapters = [(f"{name}." if name else "", read_adapter(path)) for name, path in adapter_folders(folder).items()]
+    adapters = [(f"{name}." if name else "", read_adapter(path)) for name, path in list_adapters(folder).items()]
     return {
         f"{prefix}{name}": weight
         for prefix, state in adapters or [("", read_weights(folder))]

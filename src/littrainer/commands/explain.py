@@ -142,14 +142,14 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
         args: the arguments whose values are shown.
         words: the command line; its arguments are shown first.
     """
-    from littrainer.arguments.normalization import trackers_in
-    from littrainer.arguments.report_to import tracker_label
+    from littrainer.arguments.normalization import list_trackers
+    from littrainer.arguments.report_to import format_tracker
     from littrainer.lightning_adapter import lightning_trainer
 
     def reason(name: str) -> str:
         if name in (trainer.lightning_keywords or {}) or name in (trainer.args.lightning or {}):
             return "given as `lightning`"
-        tables = (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.FACTS_OF_LAUNCHERS, DERIVED_KEYWORDS)
+        tables = (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.LAUNCHER_KEYWORDS, DERIVED_KEYWORDS)
         return next(str(table[name][1]) for table in tables if name in table)
 
     def names(objects: Sequence[Any]) -> str:
@@ -163,7 +163,7 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
     window = "each micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     mode = "manual" if trainer.overrides_training_step() else "automatic"
     precision = lightning.precision_plugin
-    trackers = ", ".join(map(tracker_label, trackers_in(trainer.args.report_to))) or "none"
+    trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
     parts = [
         ("strategy", f"{type(lightning.strategy).__name__} on {trainer.args.device}"),
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
@@ -176,8 +176,8 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
     options = {word.partition("=")[0].replace("-", "_") for word in words}
     named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
-        (f"{name}={value!r}", f"{SPECS[name].place.value}: {_get_purpose(name)}")
-        for name, value in (named | changed_arguments(args)).items()
+        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_get_purpose(name)}")
+        for name, value in (named | get_changed_arguments(args)).items()
     ]
     sections = {
         "your arguments, and those that differ from their defaults": changed or [("none", "")],
@@ -195,7 +195,7 @@ def _get_purpose(name: str) -> str:
     return text.partition(";")[0].partition(": ")[0].rstrip(".") + "."
 
 
-def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
+def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Return the arguments that differ from their defaults, with masked tokens, in the documented order."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
@@ -219,10 +219,10 @@ def render_program(args: TrainingArguments, script: str | None = None) -> str:
         script: their script, if any.
     """
     from littrainer.lightning.arguments import is_plain
-    from littrainer.lightning.ignored_arguments import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
+    from littrainer.lightning.ignored_arguments import DATA_MODULE_ARGUMENTS, LIGHTNING_EQUIVALENTS, MODULE_ARGUMENTS
 
     in_arguments, left_out = [], []
-    for name, value in changed_arguments(args).items():
+    for name, value in get_changed_arguments(args).items():
         sentence = _get_purpose(name)
         if name in ABOUT_MODELS:
             left_out.append(f"- {name}: {sentence} It needs your model; add it to ARGUMENTS then.")
@@ -230,10 +230,10 @@ def render_program(args: TrainingArguments, script: str | None = None) -> str:
             left_out.append(f"- {name}: {sentence} It holds objects, which cannot be printed; add them.")
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
             left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
-        elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
-            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].place.value}: {sentence}\n')
+        elif name in DATA_MODULE_ARGUMENTS or name in MODULE_ARGUMENTS or name == "max_grad_norm":
+            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].reader.value}: {sentence}\n')
         elif name not in IN_KEYWORDS:
-            instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
+            instead = f" Instead: {LIGHTNING_EQUIVALENTS[name]}." if name in LIGHTNING_EQUIVALENTS else ""
             left_out.append(f"- {name}: {sentence}{instead}")
     origin = "these arguments" if script is None else f"the arguments of {os.path.basename(script)}"
     heading = [f"The training that {origin} describe, as a plain Lightning program."]

@@ -13,8 +13,8 @@ from littrainer.commands.command_line import BadInput, CommandParser
 from littrainer.commands.report_charts import Chart, build_search_charts, build_training_charts, render_png
 from littrainer.commands.report_folders import MissingState, Run, Search, load_folders
 from littrainer.commands.report_page import render_page
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import RemoteFolderError, address_of, local_folder
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import RemoteFolderError, get_remote_url, local_folder
 from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"
@@ -71,7 +71,7 @@ def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Pat
     for number, search in enumerate(searches):
         charts += build_search_charts(search, f"search {number}")
     charts += build_training_charts(runs)
-    write_whole(target, render_page(runs, searches, charts, live_seconds))
+    write_atomically(target, render_page(runs, searches, charts, live_seconds))
     return target, charts
 
 
@@ -83,12 +83,12 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
             path = local_folder(folder)
             if path != folder:
                 # Imported here to load torch for URLs only.
-                from littrainer.checkpoint.remote import fetch_small_files
+                from littrainer.checkpoint.remote import download_small_files
                 from littrainer.checkpoint.store import is_abandoned
 
                 # A run on this machine has newer files than its URL.
                 if is_abandoned(Path(path)):
-                    path = str(fetch_small_files(Path(path), REMOTE_FILES))
+                    path = str(download_small_files(Path(path), REMOTE_FILES))
         except (RemoteFolderError, ImportError, OSError, ValueError) as error:
             raise BadInput(str(error)) from error
         paths.append(path)
@@ -97,7 +97,7 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
 
 def _write_picture(path: Path, charts: list[Chart]) -> None:
     try:
-        write_whole(path, render_png(charts))
+        write_atomically(path, render_png(charts))
     except ImportError:
         print("picture: not written; it needs matplotlib: pip install matplotlib")
     else:
@@ -136,7 +136,7 @@ def _get_target(runs: list[Run], searches: list[Search], output: str | None) -> 
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     folder = folders.pop() if len(folders) == 1 else Path()
-    folder = Path() if address_of(folder) else folder
+    folder = Path() if get_remote_url(folder) else folder
     # Not into a checkpoint, which would then differ from its manifest.
     target = (folder.parent if checkpoint_step(folder) is not None else folder) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.secrets import without_secrets
-from littrainer.arguments.shown_arguments import as_text
+from littrainer.arguments.secrets import redact_secrets
+from littrainer.arguments.shown_arguments import format_value
 from littrainer.callbacks.log_history import (
     EVALUATION,
     TRAINING,
@@ -40,8 +40,8 @@ from littrainer.search.record import (
     StoredSearch,
     TrialRecord,
     UnreadableRecord,
-    best_of,
-    read_record,
+    find_best_trials,
+    load_search_record,
 )
 
 LIGHTNING_LOG_NAME = "metrics.csv"
@@ -195,7 +195,7 @@ class Search:
     def best(self) -> list[TrialRecord]:
         """All trials with the best objective; for several objectives, the Pareto front."""
         trials = self.stored.trials
-        objectives = {tuple(trial.objectives()) for trial in best_of(trials, self.stored.directions)}
+        objectives = {tuple(trial.objectives()) for trial in find_best_trials(trials, self.stored.directions)}
         return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
 
 
@@ -230,13 +230,13 @@ def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
 
 def _load_search(record: Path, name: str) -> Search:
     try:
-        search = Search(name, record, read_record(record))
+        search = Search(name, record, load_search_record(record))
     except (OSError, UnreadableRecord) as error:
         raise BadInput(
             f"{record} is not a readable record of a search ({error}); give a folder whose file is intact."
         ) from error
     for trial in search.stored.trials:
-        trial.parameters = without_secrets(trial.parameters)
+        trial.parameters = redact_secrets(trial.parameters)
     return search
 
 
@@ -265,7 +265,7 @@ def _load_run(folder: Path, name: str, state_file: Path) -> Run:
 
 def _find_state_file(folder: Path) -> Path | None:
     """Return the trainer_state.json of a run or its newest checkpoint, else the last file of a CSVLogger."""
-    states = (path / TRAINER_STATE_NAME for path in (folder, *reversed(checkpoints_in(folder))))
+    states = (path / TRAINER_STATE_NAME for path in (folder, *reversed(identify_checkpoints(folder))))
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
     return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
@@ -295,7 +295,7 @@ def _describe_missing(folder: Path) -> str:
     )
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def identify_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, in the order of their steps."""
     candidates = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
     steps = {path: step for path, step in candidates.items() if step is not None}
@@ -318,12 +318,14 @@ def _add_arguments(run: Run, folders: list[Path]) -> None:
             run.arguments = read_arguments(path)
             return
         record = json.loads(path.read_text("utf-8"))
-        run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
+        run.arguments = {name: format_value(value) for name, value in redact_secrets(record["arguments"]).items()}
         facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
         for name, described in record.get("data", {}).items():
             facts |= {f"{name} attributes": described.pop("attributes", None), f"{name} data": described}
         facts[FIRST_WEIGHTS] = record.get("model")
-        run.environment = {name: as_text(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})}
+        run.environment = {
+            name: format_value(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from littrainer.arguments.shown_arguments import default_texts, is_same, select_non_default
+from littrainer.arguments.shown_arguments import format_defaults, is_same, select_non_defaults
 from littrainer.callbacks.log_history import (
     COSTS,
     EVALUATION,
@@ -229,8 +229,8 @@ def _build_training_tables(runs: list[Run]) -> Iterator[Table]:
     yield Table("Where the time goes", ["", *names], _merge_columns([_format_throughput(run) for run in runs]), note)
     yield Table("Environment", ["", *names], _merge_columns([run.environment for run in runs]))
     arguments = [run.arguments for run in runs if run.arguments is not None]
-    defaults = default_texts()
-    changed = dict.fromkeys(name for texts in arguments for name in select_non_default(texts, defaults))
+    defaults = format_defaults()
+    changed = dict.fromkeys(name for texts in arguments for name in select_non_defaults(texts, defaults))
     if len(runs) == 1 and arguments:
         shown = [[name, arguments[0][name], defaults.get(name, "not known here")] for name in changed]
         yield Table("Arguments that differ from their defaults", ["argument", "value", "default"], shown)

@@ -37,7 +37,7 @@ class Restarts:
             return None
         run_dirs = self._find_run_dirs()
         self._save_stacks(failure, run_dirs)
-        fewer = self._launch.fewer_devices if self._has_failed_again(failure, run_dirs) else None
+        fewer = self._launch.reduced_devices if self._has_failed_again(failure, run_dirs) else None
         is_repeated = bool(failure.error) and (failure.error, failure.step) in self._errors
         self._errors.add((failure.error, failure.step))
         if is_repeated and fewer is None:
@@ -60,9 +60,9 @@ class Restarts:
     def _has_failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
         """Return whether the same process failed before, or any were killed twice, without a new checkpoint."""
         # This import loads torch.
-        from littrainer.checkpoint.distributed_resume import checkpoints_in
+        from littrainer.checkpoint.distributed_resume import identify_checkpoints
 
-        before, self._previous = self._previous, (failure, [checkpoints_in(folder) for folder in run_dirs])
+        before, self._previous = self._previous, (failure, [identify_checkpoints(folder) for folder in run_dirs])
         if before is None or before[1] != self._previous[1]:
             return False
         return failure.rank == before[0].rank or (failure.was_killed and before[0].was_killed)
@@ -80,7 +80,7 @@ class Restarts:
         for folder in [*reversed(run_dirs), os.getcwd(), tempfile.gettempdir()]:
             path = os.path.join(folder, STACKS_NAME)
             with suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"==== {when}: {failure.words} ====\n{failure.stacks}\n")
+                file.write(f"==== {when}: {failure.message} ====\n{failure.stacks}\n")
                 if failure.stacks:
                     _print_message(f"stack traces of all processes are in {path}")
                 return

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from littrainer.arguments.shown_arguments import default_texts, select_non_default
+from littrainer.arguments.shown_arguments import format_defaults, select_non_defaults
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.commands import differences, recorded_training
 from littrainer.commands.command_line import STANDARD_INPUT, BadInput, ProgramParser
@@ -142,7 +142,7 @@ def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
 def _describe_causes(theirs: Run, ours: Run, comparison: differences.LogComparison) -> Iterator[str]:
     for name, left, right in find_causes(theirs, ours):
         yield f"the script itself, which sets {name} to {left} with transformers and to {right} with littrainer"
-    arguments = select_non_default(ours.arguments or {}, default_texts())
+    arguments = select_non_defaults(ours.arguments or {}, format_defaults())
     for name, topic in INTENDED_DIFFERENCES.items():
         if name in arguments:
             yield f"{name}={arguments[name]}: differs on purpose in some cases, see docs/known-differences.md#{topic}"

@@ -19,10 +19,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.did_you_mean import taken_instead
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.did_you_mean import format_accepted_names
 from littrainer.arguments.json_values import truth
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.layerwise import LayerwiseOptimizer, step_in_backward
 
@@ -87,7 +87,7 @@ def parse_optim_args(
             raise ValueError(f"optim_args has {key!r}, which an argument decides: set {ARGUMENTS_BY_KEYWORD[key]}.")
         if key not in accepted:
             raise ValueError(
-                f"optim_args has {key!r}, which optim={optim!r} does not take{taken_instead(key, accepted)}."
+                f"optim_args has {key!r}, which optim={optim!r} does not take{format_accepted_names(key, accepted)}."
             )
         try:
             settings[key] = accepted[key](value)
@@ -394,7 +394,7 @@ def _muon(request: Request, keywords: Keywords) -> Keywords:
     from littrainer.optim.muon import select_adamw_parameters
 
     args, model = request.args, request.require_model()
-    if asks_for_deepspeed(args) or sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
+    if has_deepspeed(args) or get_sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
         raise ValueError(
             f"optim={request.optim!r} needs each matrix as a whole, and FSDP, DeepSpeed and tensor parallelism split "
             "them: train without these, or choose another optim, such as adamw_torch_fused."

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.did_you_mean import taken_instead
+from littrainer.arguments.did_you_mean import format_accepted_names
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
 from littrainer.runtime.lazy_isinstance import is_a
 
@@ -185,7 +185,7 @@ def get_scheduler(
         if name not in accepted:
             raise TypeError(
                 f"lr_scheduler_kwargs has {name!r}, which lr_scheduler_type={key!r} does not take"
-                f"{taken_instead(name, accepted)}."
+                f"{format_accepted_names(name, accepted)}."
             )
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     steps = {name: number for name, number in steps.items() if name in parameters}

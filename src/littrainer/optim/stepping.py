@@ -106,10 +106,10 @@ def _compute_gradient_norm(parameters: list[nn.Parameter], norm_type: float) -> 
 
     # Offloaded gradients are on the host, where no process group may exist: reduce their norms on the device.
     norms: list[Any] = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
-    on_device: list[Any] = [
+    move_batch: list[Any] = [
         DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
     ]
-    return get_full_tensor(torch.linalg.vector_norm(torch.stack(on_device), norm_type))
+    return get_full_tensor(torch.linalg.vector_norm(torch.stack(move_batch), norm_type))
 
 
 class GradScalerMixin:

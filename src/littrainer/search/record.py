@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.secrets import without_secrets
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.arguments.secrets import redact_secrets
+from littrainer.runtime.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -128,7 +128,7 @@ class SearchRecord:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             content = {"version": VERSION, **vars(self.search), "trials": [vars(trial) for trial in trials]}
-            write_whole(self.path, json.dumps(plain(without_secrets(content)), indent=1, allow_nan=False))
+            write_atomically(self.path, json.dumps(plain(redact_secrets(content)), indent=1, allow_nan=False))
         except OSError as error:
             self._can_write = False
             logger.warning(
@@ -137,7 +137,7 @@ class SearchRecord:
             )
 
 
-def best_of(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
+def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
     """Return the first complete trial with the best objective; of several objectives, all trials that none surpasses.
 
     A trial surpasses another one if it is better in one objective and worse in none.
@@ -157,7 +157,7 @@ def _surpasses(cost: list[float], other: list[float]) -> bool:
     return cost != other and all(ours <= theirs for ours, theirs in zip(cost, other, strict=True))
 
 
-def read_record(source: str | Path) -> StoredSearch:
+def load_search_record(source: str | Path) -> StoredSearch:
     """Return the search whose record is this file, or in this folder.
 
     Raises:
@@ -207,7 +207,7 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:MAX_ERROR_CHARACTERS] if message else type(error).__name__
 
 
-def no_trial_completed(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
+def make_no_trial_error(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
     """Return the error of a search without a complete trial, which names the first failure.
 
     Parameters:

@@ -11,16 +11,16 @@ from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.checkpoint.remote import send_files
-from littrainer.loop.overrides import own_methods
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.checkpoint.remote import upload_files
+from littrainer.loop.overrides import find_overrides
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.notes import kind_of
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.search.backends import find_backend
-from littrainer.search.parameters import call_space, differs, drawn_in, set_parameters
+from littrainer.search.parameters import call_space, get_drawn_parameters, has_changed, set_parameters
 from littrainer.search.record import BestRun
-from littrainer.search.trial import default_compute_objective, follow_arguments, release_memory
+from littrainer.search.trial import apply_changed_arguments, default_compute_objective, release_memory
 
 DIRECTIONS = ("minimize", "maximize")
 
@@ -54,11 +54,11 @@ def hyperparameter_search(
             f"direction={direction!r}: only Optuna searches with several objectives; pass backend='optuna', or one "
             "direction."
         )
-    if key == HPSearchBackend.RAY and address_of(trainer.args.output_dir):
+    if key == HPSearchBackend.RAY and get_remote_url(trainer.args.output_dir):
         raise ValueError("The trials of Ray Tune are not uploaded to an output_dir that is a URL. Give a folder.")
-    if trainer.train_dataset is None and not own_methods(trainer, ["get_train_dataloader"]):
+    if trainer.train_dataset is None and not find_overrides(trainer, ["get_train_dataloader"]):
         raise ValueError("hyperparameter_search needs a train_dataset: pass one to the Trainer.")
-    if trainer.eval_dataset is None and not own_methods(trainer, ("evaluate", "get_eval_dataloader", "_evaluate")):
+    if trainer.eval_dataset is None and not find_overrides(trainer, ("evaluate", "get_eval_dataloader", "_evaluate")):
         raise ValueError(
             "hyperparameter_search compares evaluations, and there is no eval_dataset: pass one to the Trainer."
         )
@@ -68,7 +68,7 @@ def hyperparameter_search(
     with searching(trainer, key):
         best = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
     if trainer.args.should_save:
-        send_files(trainer.args.output_dir)
+        upload_files(trainer.args.output_dir)
     return best
 
 
@@ -93,7 +93,7 @@ def _check_direction(direction: Any) -> str | list[str]:
     names = [str(getattr(entry, "name", entry)).lower() for entry in (direction if has_several else [direction])]
     for name in names:
         if name not in DIRECTIONS:
-            near = suggestion(name, DIRECTIONS)
+            near = suggest_name(name, DIRECTIONS)
             raise ValueError(f"direction={direction!r} is neither 'minimize' nor 'maximize' ({near}).")
     return names if has_several else names[0]
 
@@ -124,14 +124,14 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
         release_memory(trainer)
         # A callback may have replaced them.
         trainer.args = args
-        changed = {name for name, value in vars(args).items() if differs(value, values.get(name))}
+        changed = {name for name, value in vars(args).items() if has_changed(value, values.get(name))}
         vars(args).clear()
         vars(args).update(values)
         plugin: Any = getattr(args, "deepspeed_plugin", None)
         if plugin is not None:
             # transformers may have the plugin of the last trial.
             plugin.select()
-        follow_arguments(trainer, changed, makes_accelerator=False)
+        apply_changed_arguments(trainer, changed, makes_accelerator=False)
         search.arguments_after = dict(values)
 
 
@@ -143,7 +143,7 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
     space, search = hp_space, trainer.session.search
     if space is None and search.last_backend == HPSearchBackend.OPTUNA:
         space = search.space
-    trial: Any = drawn_in(best.hyperparameters)
+    trial: Any = get_drawn_parameters(best.hyperparameters)
     parameters = trial
     if space is not None:
         # The names in the trial may differ from those of the arguments that the space makes of them.
@@ -152,7 +152,7 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
         trial = optuna.trial.FixedTrial(best.hyperparameters, number)
         parameters = call_space(space, trial)
     seed_of_model = search.seeds_of_models.get(best.run_id, trainer.args.seed)
-    follow_arguments(trainer, set_parameters(trainer.args, parameters))
+    apply_changed_arguments(trainer, set_parameters(trainer.args, parameters))
     search.seed_for_model = {trainer.args.seed: seed_of_model}
     if search.arguments_after is not None:
         # The script's later changes decide over these.
