@@ -16,7 +16,7 @@ RISING = [0.1, 0.3, 0.31, 0.2, 0.305, 0.5]
 
 
 def stops(callback: Any, control: Any, state: Any, metrics: list[float], greater_is_better: bool) -> list[Any]:
-    """The counter and the wish to stop after each evaluation, with the best metric kept as a Trainer keeps it."""
+    """Return the counter and `should_training_stop` after each evaluation."""
     args = SimpleNamespace(metric_for_best_model="quality", greater_is_better=greater_is_better)
     history = []
     for value in metrics:
@@ -31,7 +31,7 @@ def stops(callback: Any, control: Any, state: Any, metrics: list[float], greater
 @pytest.mark.parametrize(("metrics", "greater"), [(FALLING, False), (RISING, True), (FALLING, True), (HALVED, False)])
 @pytest.mark.parametrize("patience", [1, 2, 3])
 @pytest.mark.parametrize("threshold", [0.0, 0.02, 0.25])
-def test_patience_runs_out_when_it_does_in_transformers(
+def test_training_stops_at_the_same_evaluation_as_in_transformers(
     metrics: list[float], greater: bool, patience: int, threshold: float
 ) -> None:
     ours = stops(EarlyStoppingCallback(patience, threshold), TrainerControl(), TrainerState(), metrics, greater)
@@ -49,7 +49,7 @@ def test_patience_runs_out_when_it_does_in_transformers(
     ("changes", "missing"),
     [({"eval_strategy": "steps"}, "metric_for_best_model"), ({"metric_for_best_model": "loss"}, "eval_strategy")],
 )
-def test_early_stopping_without_something_to_watch_is_refused_before_the_first_step(
+def test_early_stopping_without_a_metric_or_evaluation_is_refused_before_the_first_step(
     tmp_path: Path, changes: dict[str, Any], missing: str
 ) -> None:
     trainer = quiet_trainer(tmp_path, given={"callbacks": [EarlyStoppingCallback()]}, max_steps=2, **changes)
@@ -58,7 +58,7 @@ def test_early_stopping_without_something_to_watch_is_refused_before_the_first_s
     assert trainer.state.global_step == 0
 
 
-def test_an_evaluation_without_the_metric_does_nothing_and_says_which_there_are(
+def test_an_evaluation_without_the_metric_is_ignored_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     callback, control = EarlyStoppingCallback(), TrainerControl()
@@ -70,9 +70,7 @@ def test_an_evaluation_without_the_metric_does_nothing_and_says_which_there_are(
     assert len(caplog.records) == 2
 
 
-def test_a_model_that_is_not_the_best_one_at_the_end_is_warned_about(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_early_stopping_without_load_best_model_at_end_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "metric_for_best_model": "loss"}
     callbacks = {"callbacks": [EarlyStoppingCallback()]}
     quiet_trainer(tmp_path, given=callbacks, load_best_model_at_end=True, save_strategy="steps", **settings).train()
@@ -85,15 +83,17 @@ EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps
 
 
 # Fidelity scenarios resume with the argument restore_callback_states_from_checkpoint set to either value.
-def test_a_resumed_training_goes_on_with_the_patience_that_is_left(tmp_path: Path) -> None:
-    def trained(max_steps: int, **resume: Any) -> int:
-        given = {
+def test_a_resumed_training_continues_with_the_remaining_patience(tmp_path: Path) -> None:
+    def train(max_steps: int, **resume: Any) -> int:
+        kwargs = {
             "callbacks": [EarlyStoppingCallback(early_stopping_patience=3)],
             "compute_metrics": lambda _: {"score": 0.5},
         }
-        trainer = quiet_trainer(tmp_path, given=given, **EVERY_STEP, metric_for_best_model="score", max_steps=max_steps)
+        trainer = quiet_trainer(
+            tmp_path, given=kwargs, **EVERY_STEP, metric_for_best_model="score", max_steps=max_steps
+        )
         trainer.train(**resume)
         return trainer.state.global_step
 
-    assert trained(3) == 3
-    assert trained(20, resume_from_checkpoint=True) == 4
+    assert train(3) == 3
+    assert train(20, resume_from_checkpoint=True) == 4

@@ -23,7 +23,7 @@ class First(TrainerCallback): ...
 class Second(First): ...
 
 
-def handler_of(*callbacks: Any) -> CallbackHandler:
+def create_handler(*callbacks: Any) -> CallbackHandler:
     return CallbackHandler([DefaultFlowCallback, *callbacks], "model", "tokenizer", "optimizer", "schedule")
 
 
@@ -32,38 +32,37 @@ def test_the_events_are_those_of_transformers() -> None:
     assert set(EVENTS) == theirs
 
 
-def test_a_callback_listens_where_its_class_a_parent_or_the_object_itself_overrides() -> None:
+def test_a_callback_is_called_for_events_overridden_by_its_classes_or_instance() -> None:
     class Parent(TrainerCallback):
         def on_log(self, *_: Any, **__: Any) -> None:
-            heard.append("on_log")
+            events.append("on_log")
 
     class Child(Parent): ...
 
-    heard: list[str] = []
+    events: list[str] = []
     child: Any = Child()
-    child.on_save = lambda *_, **__: heard.append("on_save")
+    child.on_save = lambda *_, **__: events.append("on_save")
     handler = CallbackHandler([child], None, None, None, None)
     for event in EVENTS:
         handler.call_event(event, None, None, None)
-    assert heard == ["on_save", "on_log"]
+    assert events == ["on_save", "on_log"]
 
 
 def test_callbacks_are_added_popped_and_removed_by_class_or_as_themselves(caplog: pytest.LogCaptureFixture) -> None:
     first, second = First(), Second()
-    handler = handler_of(first, second)
+    handler = create_handler(first, second)
     assert caplog.records == []
     handler.add_callback(First())
     assert "First" in caplog.text and len(handler.callbacks) == 4
     assert handler.pop_callback(first) is first
     handler.remove_callback(handler.callbacks[-1])
-    # A class stands for its subclasses too.
     assert handler.pop_callback(First) is second and handler.callback_list == "DefaultFlowCallback"
     handler.remove_callback(First)
     with pytest.raises(ValueError, match="not in list"):
         handler.remove_callback(second)
 
 
-def test_a_callback_of_transformers_own_class_works_with_its_own_control(tmp_path: Path) -> None:
+def test_a_callback_of_transformers_works_with_transformers_control(tmp_path: Path) -> None:
     steps: list[int] = []
 
     class Theirs(transformers.TrainerCallback):
@@ -77,11 +76,11 @@ def test_a_callback_of_transformers_own_class_works_with_its_own_control(tmp_pat
     assert trainer.train().global_step == 5
 
 
-# ---- What callbacks have to be, and their errors ---------------------------------------------------------------------
+# ---- Validation and errors of callbacks ------------------------------------------------------------------------------
 
 
 class Stopping(TrainerCallback):
-    """Does at the end of a step what a test puts in."""
+    """Callback that runs a function at the end of a step."""
 
     def __init__(self, act: Any) -> None:
         self.act = act
@@ -91,7 +90,7 @@ class Stopping(TrainerCallback):
 
 
 class Duck:
-    """Has an event that a callback needs, and derives from no callback class."""
+    """Object with the required event that derives from no callback class."""
 
     steps = 0
 
@@ -99,60 +98,58 @@ class Duck:
         self.steps += 1
 
 
-class TakesArguments(TrainerCallback):
+class RequiresArgument(TrainerCallback):
     def __init__(self, every: int) -> None: ...
 
 
-def notes_of(caught: Any) -> list[str]:
+def get_notes(caught: Any) -> list[str]:
     return caught.value.__notes__
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("callback", "message"),
     [
         (3, "3 (an int)"),
         (dict, "the class dict"),
     ],
 )
-def test_something_that_is_no_callback_is_refused_when_it_is_added(tmp_path: Path, given: Any, named: str) -> None:
+def test_an_object_that_is_no_callback_is_refused_when_it_is_added(tmp_path: Path, callback: Any, message: str) -> None:
     trainer = quiet_trainer(tmp_path)
     for add in (trainer.add_callback, lambda it: quiet_trainer(tmp_path, given={"callbacks": [it]})):
         with pytest.raises(TypeError, match="neither a TrainerCallback nor a Lightning callback") as refusal:
-            add(given)
-        assert named in str(refusal.value) and "Derive its class from TrainerCallback" in str(refusal.value)
+            add(callback)
+        assert message in str(refusal.value) and "Derive its class from TrainerCallback" in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [(PrinterCallback(), "a PrinterCallback"), (PrinterCallback, "the class PrinterCallback")]
+    ("callback", "message"), [(PrinterCallback(), "a PrinterCallback"), (PrinterCallback, "the class PrinterCallback")]
 )
-def test_a_callback_without_a_list_around_it_is_refused(tmp_path: Path, given: Any, named: str) -> None:
-    with pytest.raises(TypeError, match=rf"takes a list .* was given {named}: write callbacks=\[\.\.\.\]"):
-        quiet_trainer(tmp_path, given={"callbacks": given})
+def test_a_single_callback_without_a_list_is_refused(tmp_path: Path, callback: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=rf"takes a list .* was given {message}: write callbacks=\[\.\.\.\]"):
+        quiet_trainer(tmp_path, given={"callbacks": callback})
 
 
-def test_an_object_with_the_events_it_needs_is_called_for_those_that_it_has(tmp_path: Path) -> None:
+def test_an_object_with_the_required_event_is_called_for_its_events(tmp_path: Path) -> None:
     duck = Duck()
     quiet_trainer(tmp_path, given={"callbacks": [duck]}, max_steps=2).train()
     assert duck.steps == 2
 
 
-def test_a_class_that_takes_arguments_is_explained(tmp_path: Path) -> None:
+def test_a_class_that_requires_arguments_is_explained(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="every") as error:
-        quiet_trainer(tmp_path, given={"callbacks": [TakesArguments]})
-    assert "TakesArguments" in notes_of(error)[0] and "give an instance" in notes_of(error)[0]
+        quiet_trainer(tmp_path, given={"callbacks": [RequiresArgument]})
+    assert "RequiresArgument" in get_notes(error)[0] and "give an instance" in get_notes(error)[0]
 
 
-@pytest.mark.parametrize("given", [LearningRateMonitor, LearningRateMonitor()])
-def test_the_handler_says_where_a_lightning_callback_goes(given: Any) -> None:
+@pytest.mark.parametrize("callback", [LearningRateMonitor, LearningRateMonitor()])
+def test_the_handler_refuses_a_lightning_callback_with_the_remedy(callback: Any) -> None:
     with pytest.raises(TypeError, match=r"LearningRateMonitor is a Lightning callback.*trainer\.add_callback"):
-        CallbackHandler([DefaultFlowCallback], None, None, None, None).add_callback(given)
+        CallbackHandler([DefaultFlowCallback], None, None, None, None).add_callback(callback)
 
 
 @pytest.mark.parametrize("kind", [quiet_trainer, lambda *a, **k: quiet_trainer(*a, kind=StepwiseTrainer, **k)])
 @pytest.mark.parametrize("error", [ValueError("no such file"), StopIteration("done")])
-def test_an_error_in_an_event_keeps_its_type_and_says_where_it_came_from(
-    tmp_path: Path, kind: Any, error: Exception
-) -> None:
+def test_an_error_in_an_event_has_a_note_with_the_callback(tmp_path: Path, kind: Any, error: Exception) -> None:
     def fail(control: Any) -> None:
         raise error
 
@@ -160,10 +157,10 @@ def test_an_error_in_an_event_keeps_its_type_and_says_where_it_came_from(
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error
-    assert notes_of(raised) == ["It came from the callback Stopping.on_step_end, at optimizer step 1."]
+    assert get_notes(raised) == ["It came from the callback Stopping.on_step_end, at optimizer step 1."]
 
 
-def test_states_of_transformers_own_callbacks_are_kept_and_their_flow_is_known(
+def test_transformers_stateful_and_flow_callbacks_are_recognized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     patient = transformers.EarlyStoppingCallback(7)
@@ -177,17 +174,16 @@ def test_states_of_transformers_own_callbacks_are_kept_and_their_flow_is_known(
     trainer.train()
     assert trainer.state.stateful_callbacks["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 7
     with caplog.at_level(logging.WARNING):
-        for flow in (transformers.DefaultFlowCallback, type("OwnFlow", (DefaultFlowCallback,), {})):
+        for flow in (transformers.DefaultFlowCallback, type("CustomFlow", (DefaultFlowCallback,), {})):
             CallbackHandler([flow()], None, None, None, None)
     assert "DefaultFlowCallback" not in caplog.text
-    # Nothing would ever stop a training with such a list.
     CallbackHandler([First()], None, None, None, None)
     assert "DefaultFlowCallback" in caplog.text and "First" in caplog.text
 
 
-def test_a_handler_may_be_subclassed_and_put_in_the_place_of_the_trainers(tmp_path: Path) -> None:
-    # As trl does, to hand its callbacks a reference model.
-    seen: list[tuple[str, Any]] = []
+def test_the_trainers_handler_can_be_replaced_by_a_subclass(tmp_path: Path) -> None:
+    # trl does this to pass a reference model to its callbacks.
+    events: list[tuple[str, Any]] = []
 
     class WithReference(CallbackHandler):
         def __init__(self, callbacks: Any, model: Any, reference: Any, *rest: Any) -> None:
@@ -195,7 +191,7 @@ def test_a_handler_may_be_subclassed_and_put_in_the_place_of_the_trainers(tmp_pa
             self.reference = reference
 
         def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            seen.append((event, self.reference))
+            events.append((event, self.reference))
             assert self.model is trainer.model and (event in ("on_train_begin",) or self.optimizer is not None)
             for callback in self.callbacks:
                 result = getattr(callback, event)(
@@ -205,54 +201,53 @@ def test_a_handler_may_be_subclassed_and_put_in_the_place_of_the_trainers(tmp_pa
             return control
 
     trainer = quiet_trainer(tmp_path, max_steps=2, logging_strategy="steps", eval_strategy="epoch")
-    own: Any = trainer.callback_handler
+    handler: Any = trainer.callback_handler
     trainer.callback_handler = WithReference(
-        own.callbacks, own.model, "reference", own.processing_class, own.optimizer, own.lr_scheduler
+        handler.callbacks, handler.model, "reference", handler.processing_class, handler.optimizer, handler.lr_scheduler
     )
     assert trainer.train().global_step == 2
-    unseen = {"on_init_end", "on_predict", "on_save", "on_substep_end", "on_push_begin"}
-    assert {event for event, _ in seen} == set(EVENTS) - unseen and {reference for _, reference in seen} == {
-        "reference"
-    }
+    missing = {"on_init_end", "on_predict", "on_save", "on_substep_end", "on_push_begin"}
+    assert {event for event, _ in events} == set(EVENTS) - missing
+    assert {reference for _, reference in events} == {"reference"}
 
 
 # ---- A training that fails -------------------------------------------------------------------------------------------
 
 
-class Hears(TrainerCallback):
-    """Notes the error that training ended with, and raises one of its own."""
+class RecordsFailure(TrainerCallback):
+    """Callback that records the error of the training, and raises another error."""
 
     def __init__(self, raises: BaseException | None = None) -> None:
-        self.heard: list[BaseException] = []
+        self.errors: list[BaseException] = []
         self.raises = raises
 
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
-        self.heard.append(error)
+        self.errors.append(error)
         if self.raises is not None:
             raise self.raises
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
-def test_a_callback_hears_what_training_ended_with_whatever_another_does_then(
+def test_all_callbacks_are_notified_of_a_failure_even_if_a_callback_fails_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     def fail(control: Any) -> None:
         raise error
 
-    first, second = Hears(ValueError("my own")), Hears()
+    first, second = RecordsFailure(ValueError("another error")), RecordsFailure()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Stopping(fail), second]})
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error
-    assert first.heard == second.heard == [error]
-    assert "Hears.on_training_failed failed" in caplog.text and "my own" in caplog.text
+    assert first.errors == second.errors == [error]
+    assert "RecordsFailure.on_training_failed failed" in caplog.text and "another error" in caplog.text
 
 
 # ---- States from a checkpoint ----------------------------------------------------------------------------------------
 
 
 class Counter(TrainerCallback, ExportableState):
-    """Counts, under a name that it is constructed with."""
+    """Callback with a name and a count."""
 
     def __init__(self, name: str = "unnamed") -> None:
         self.name = name
@@ -262,13 +257,13 @@ class Counter(TrainerCallback, ExportableState):
         return {"args": {"name": self.name}, "attributes": {"count": self.count}}
 
 
-def counter(name: str, count: int) -> Counter:
-    made = Counter(name)
-    made.count = count
-    return made
+def create_counter(name: str, count: int) -> Counter:
+    counter = Counter(name)
+    counter.count = count
+    return counter
 
 
-def restored(folder: Path, *callbacks: Any, states: dict[str, Any]) -> Trainer:
+def restore(folder: Path, *callbacks: Any, states: dict[str, Any]) -> Trainer:
     trainer = quiet_trainer(folder, given={"callbacks": list(callbacks)})
     trainer.control = restore_callbacks(trainer.callback_handler, states, trainer.control)
     return trainer
@@ -278,25 +273,25 @@ def counts(trainer: Trainer) -> list[tuple[str, int]]:
     return [(c.name, c.count) for c in trainer.callback_handler.callbacks if isinstance(c, Counter)]
 
 
-def test_a_callback_and_the_control_are_made_anew_from_their_states(tmp_path: Path) -> None:
-    given = Counter("given")
+def test_a_callback_and_the_control_are_replaced_from_their_states(tmp_path: Path) -> None:
+    original = Counter("original")
     control = TrainerControl(should_epoch_stop=True)
-    trainer = restored(tmp_path, given, states=export_states([counter("saved", 3), control]))
-    assert counts(trainer) == [("saved", 3)] and given.count == 0 and trainer.control == control
+    trainer = restore(tmp_path, original, states=export_states([create_counter("saved", 3), control]))
+    assert counts(trainer) == [("saved", 3)] and original.count == 0 and trainer.control == control
 
 
-def test_of_the_states_that_transformers_adds_at_each_save_the_last_ones_count(tmp_path: Path) -> None:
-    saved = [counter(name, count) for count in (0, 1, 5) for name in ("a", "b")]
-    trainer = restored(tmp_path, Counter(), Counter(), states=export_states(saved))
+def test_the_last_states_are_used_if_transformers_appended_states_at_each_save(tmp_path: Path) -> None:
+    saved = [create_counter(name, count) for count in (0, 1, 5) for name in ("a", "b")]
+    trainer = restore(tmp_path, Counter(), Counter(), states=export_states(saved))
     assert counts(trainer) == [("a", 5), ("b", 5)]
 
 
 def test_states_without_a_callback_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    restored(tmp_path, states=export_states([EarlyStoppingCallback(), counter("a", 1)]))
+    restore(tmp_path, states=export_states([EarlyStoppingCallback(), create_counter("a", 1)]))
     assert "this Trainer does not have: EarlyStoppingCallback, Counter." in caplog.text
 
 
-def test_a_switch_set_by_a_comparison_of_numpy_is_saved_as_a_truth_value(tmp_path: Path) -> None:
+def test_a_switch_set_to_a_numpy_bool_is_saved_as_a_bool(tmp_path: Path) -> None:
     class Compares(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_save = np.float64(state.global_step) > 0

@@ -1,4 +1,4 @@
-"""Each callback that Lightning brings, in the list of a Trainer: it does its work, or is refused."""
+"""Each of Lightning's callbacks works in a Trainer, or is refused."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_the_page_says_of_every_callback_that_lightning_has_whether_it_works() -
     [
         (LearningRateFinder(), r"trainer.lr_find\(\) before training, and set learning_rate"),
         (BatchSizeFinder, r"trainer.scale_batch_size\(\) before training"),
-        (type("OwnFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
+        (type("CustomFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
         (GradientAccumulationScheduler({0: 2}), "set gradient_accumulation_steps, or train a TransformersModule"),
     ],
 )
-def test_one_that_cannot_work_is_refused_with_what_to_use_instead(tmp_path: Path, callback: Any, instead: str) -> None:
+def test_an_unsupported_callback_is_refused_with_the_remedy(tmp_path: Path, callback: Any, instead: str) -> None:
     with pytest.raises(ValueError, match=f"cannot work in a Trainer: .* Instead, .*{instead}"):
         trainer_with(tmp_path, callback)
     trainer = trainer_with(tmp_path)
@@ -94,7 +94,7 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
 
 
 @pytest.mark.parametrize(
-    ("callback", "set_up", "words"),
+    ("callback", "changes", "message"),
     [
         (SWA, BEST, "load_best_model_at_end=False"),
         (WeightAveraging(), BEST, "load_best_model_at_end=False"),
@@ -104,11 +104,11 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (EarlyStopping("val_loss"), EVERY_STEP, "Set monitor='eval_loss'"),
     ],
 )
-def test_a_set_up_in_which_one_does_not_work_is_an_error_before_training(
-    tmp_path: Path, callback: Any, set_up: dict[str, Any], words: str
+def test_unsupported_settings_for_a_callback_are_an_error_before_training(
+    tmp_path: Path, callback: Any, changes: dict[str, Any], message: str
 ) -> None:
-    trainer = trainer_with(tmp_path, callback, max_steps=1, **set_up)
-    with pytest.raises(ValueError, match=words):
+    trainer = trainer_with(tmp_path, callback, max_steps=1, **changes)
+    with pytest.raises(ValueError, match=message):
         trainer.train()
     assert trainer.state.global_step == 0
 
@@ -116,7 +116,7 @@ def test_a_set_up_in_which_one_does_not_work_is_an_error_before_training(
 # ---- The list --------------------------------------------------------------------------------------------------------
 
 
-def test_they_are_removed_like_callbacks_of_a_trainer(tmp_path: Path) -> None:
+def test_lightning_callbacks_are_removed_like_trainer_callbacks(tmp_path: Path) -> None:
     timer, summary = Timer(), ModelSummary()
     trainer = trainer_with(tmp_path, timer, TrainerCallback(), summary)
     trainer.add_callback(LearningRateMonitor)
@@ -131,7 +131,7 @@ def test_they_are_removed_like_callbacks_of_a_trainer(tmp_path: Path) -> None:
         trainer.remove_callback(timer)
 
 
-def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path) -> None:
+def test_a_lightning_progress_bar_replaces_the_trainers(tmp_path: Path) -> None:
     shown = [
         trainer.pop_callback(ProgressCallback) is not None
         for trainer in (
@@ -165,11 +165,11 @@ def test_early_stopping_monitors_an_evaluation(tmp_path: Path, kind: Any) -> Non
     assert stopping.wait_count == 2 and trainer.control.should_training_stop
 
 
-def test_several_datasets_are_one_validation_to_a_callback_that_monitors(tmp_path: Path) -> None:
+def test_several_datasets_are_a_single_validation_for_a_monitoring_callback(tmp_path: Path) -> None:
     stopping = EarlyStopping("eval_b_loss", mode="max", patience=10)
     ends: list[set[str]] = []
 
-    class Noting(pl.Callback):
+    class RecordsEnds(pl.Callback):
         def on_validation_start(self, *_: Any) -> None:
             ends.append(set())
 
@@ -177,7 +177,9 @@ def test_several_datasets_are_one_validation_to_a_callback_that_monitors(tmp_pat
             ends[-1].update(name for name in trainer.callback_metrics if name.endswith("_accuracy"))
 
     datasets = {"a": Rows(vector_rows(3)), "b": Rows(vector_rows(4))}
-    trainer = trainer_with(tmp_path, stopping, Noting(), given={"eval_dataset": datasets}, max_steps=1, **EVERY_STEP)
+    trainer = trainer_with(
+        tmp_path, stopping, RecordsEnds(), given={"eval_dataset": datasets}, max_steps=1, **EVERY_STEP
+    )
     trainer.train()
     assert stopping.best_score.item() == logged(trainer, "eval_b_loss")[0] and stopping.wait_count == 0
     assert ends == [{"eval_a_accuracy"}, {"eval_a_accuracy", "eval_b_accuracy"}]
@@ -187,16 +189,16 @@ class AddsAMetric(Trainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         output = super().evaluation_loop(*args, **kwargs)
         assert output.metrics is not None
-        output.metrics["eval_own"] = float(self.state.global_step)
+        output.metrics["eval_custom"] = float(self.state.global_step)
         return output
 
 
 class LogsAMetric(pl.Callback):
-    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-        module.log("val_own", float(trainer.global_step))
+    def on_validation_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        module.log("val_custom", float(trainer.global_step))
 
 
-@pytest.mark.parametrize(("monitor", "kind"), [("eval_own", AddsAMetric), ("val_own", Trainer)])
+@pytest.mark.parametrize(("monitor", "kind"), [("eval_custom", AddsAMetric), ("val_custom", Trainer)])
 def test_metrics_that_a_subclass_or_another_callback_adds_can_be_monitored(
     tmp_path: Path, monitor: str, kind: type[Trainer]
 ) -> None:
@@ -206,23 +208,23 @@ def test_metrics_that_a_subclass_or_another_callback_adds_can_be_monitored(
 
 
 @BOTH_MODES
-def test_model_checkpoint_keeps_the_best_and_the_trainer_resumes_from_it(tmp_path: Path, kind: Any) -> None:
+def test_model_checkpoint_saves_the_best_and_the_trainer_resumes_from_it(tmp_path: Path, kind: Any) -> None:
     def steps_so_far(_: Any) -> dict[str, float]:
         return {"accuracy": -abs(trainer.state.global_step - 3)}
 
     checkpoint = ModelCheckpoint(monitor="eval_accuracy", mode="max", save_top_k=1)
-    given = {"compute_metrics": steps_so_far}
-    trainer = trainer_with(tmp_path, checkpoint, kind=kind, given=given, num_train_epochs=2, **EVERY_STEP)
+    kwargs = {"compute_metrics": steps_so_far}
+    trainer = trainer_with(tmp_path, checkpoint, kind=kind, given=kwargs, num_train_epochs=2, **EVERY_STEP)
     trainer.train()
     assert checkpoint.best_model_score == 0 and Path(checkpoint.best_model_path).parent == tmp_path / "checkpoints"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch=0-step=3.ckpt"]
     resumed = trainer_with(tmp_path, kind=kind, num_train_epochs=2)
     resumed.train(resume_from_checkpoint=checkpoint.best_model_path)
-    for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for expected, actual in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(expected, actual)
 
 
-def test_on_exception_checkpoint_saves_what_the_trainer_resumes_from(tmp_path: Path) -> None:
+def test_the_trainer_resumes_from_an_on_exception_checkpoint(tmp_path: Path) -> None:
     class Failing(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 2:
@@ -250,13 +252,13 @@ class WeightsAtEpochStarts(TrainerCallback):
 @BOTH_MODES
 def test_averaged_weights_are_those_of_the_model_after_training(tmp_path: Path, kind: Any) -> None:
     averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=1)
-    seen = WeightsAtEpochStarts()
+    starts = WeightsAtEpochStarts()
     trainer = trainer_with(
-        tmp_path, averaging, seen, kind=kind, num_train_epochs=3, logging_strategy="steps", logging_steps=1
+        tmp_path, averaging, starts, kind=kind, num_train_epochs=3, logging_strategy="steps", logging_steps=1
     )
     trainer.train()
-    # Lightning takes the weights at the beginning of each epoch from swa_epoch_start on, which it counts from 1.
-    expected = [torch.stack(both).mean(0) for both in zip(*seen.weights[1:], strict=True)]
+    # Lightning averages the weights at epoch starts from swa_epoch_start (counted from 1) on.
+    expected = [torch.stack(both).mean(0) for both in zip(*starts.weights[1:], strict=True)]
     for parameter, mean in zip(trainer.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), mean)
     rates = logged(trainer, "learning_rate")
@@ -266,7 +268,7 @@ def test_averaged_weights_are_those_of_the_model_after_training(tmp_path: Path, 
 @pytest.mark.parametrize(
     "callback", [EMAWeightAveraging(), SWA, ModelPruning("l1_unstructured", amount=0.5, prune_on_train_epoch_end=False)]
 )
-def test_evaluations_outside_of_training_are_about_the_model_as_it_is(tmp_path: Path, callback: Any) -> None:
+def test_evaluations_outside_of_training_use_the_current_weights(tmp_path: Path, callback: Any) -> None:
     trainer = trainer_with(tmp_path, callback, num_train_epochs=1)
     trainer.train()
     with torch.no_grad():
@@ -278,15 +280,17 @@ def test_evaluations_outside_of_training_are_about_the_model_as_it_is(tmp_path: 
 
 
 @BOTH_MODES
-def test_evaluations_see_the_averaged_weights_and_training_goes_on_with_its_own(tmp_path: Path, kind: Any) -> None:
+def test_evaluations_use_averaged_weights_and_training_continues_with_trained_weights(
+    tmp_path: Path, kind: Any
+) -> None:
     averaging = EMAWeightAveraging(decay=0.5)
     trainer = trainer_with(tmp_path, averaging, kind=kind, num_train_epochs=1, **EVERY_STEP)
     trainer.train()
     plain = trainer_with(tmp_path, kind=kind, num_train_epochs=1, **EVERY_STEP)
     plain.train()
-    # The first update makes the average the weights themselves.
-    averaged, own = logged(trainer, "eval_loss"), logged(plain, "eval_loss")
-    assert averaged[0] == own[0] and averaged[1] != own[1]
+    # The first update initializes the average.
+    averaged, expected = logged(trainer, "eval_loss"), logged(plain, "eval_loss")
+    assert averaged[0] == expected[0] and averaged[1] != expected[1]
     assert logged(trainer, "train_loss") == logged(plain, "train_loss")
     assert trainer.evaluate()["eval_loss"] == averaged[-1]
 
@@ -397,26 +401,26 @@ def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
-def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
+def test_a_prediction_writer_gets_predictions_and_sample_indices(tmp_path: Path, interval: Any) -> None:
     written: list[Any] = []
 
     class Writer(BasePredictionWriter):
-        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, places: Any, *_: Any) -> None:
-            written.append((prediction, places))
+        def write_on_batch_end(self, trainer: pl.Trainer, module: Any, prediction: Any, indices: Any, *_: Any) -> None:
+            written.append((prediction, indices))
 
-        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, places: Any) -> None:
-            written.extend(zip(predictions, places[0], strict=True))
+        def write_on_epoch_end(self, trainer: pl.Trainer, module: Any, predictions: Any, indices: Any) -> None:
+            written.extend(zip(predictions, indices[0], strict=True))
 
     predicted = trainer_with(tmp_path, Writer(interval)).predict(Rows(vector_rows(7))).predictions
-    assert [places for _, places in written] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert torch.equal(torch.cat([one for one, _ in written]), torch.tensor(predicted))
+    assert [indices for _, indices in written] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([prediction for prediction, _ in written]), torch.tensor(predicted))
 
 
 def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> None:
     class Jumping(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            found: Any = super().compute_loss(*args, **kwargs)
-            return found * 1000 if self.state.global_step == 2 else found
+            loss: Any = super().compute_loss(*args, **kwargs)
+            return loss * 1000 if self.state.global_step == 2 else loss
 
     trainer = trainer_with(tmp_path, SpikeDetection(), kind=Jumping, num_train_epochs=1)
     with pytest.raises(RuntimeError, match="spike detected in batch 2"):

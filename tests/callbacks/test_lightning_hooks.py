@@ -1,4 +1,4 @@
-"""What Lightning callbacks of a user's own hear and see in a Trainer, and where they log to."""
+"""Hooks, metrics and logging of user-defined Lightning callbacks in a Trainer."""
 
 from __future__ import annotations
 
@@ -25,36 +25,35 @@ STEP = [
     "on_before_optimizer_step",
     "on_before_zero_grad",
 ]
-# There is no `test` of Lightning's in a Trainer, and no sanity check.
-NEVER = ("on_test", "on_sanity_check")
+# A Trainer has no `test` stage and no sanity check.
+NEVER_CALLED = ("on_test", "on_sanity_check")
 
 
 class Hooks(pl.Callback):
-    """Notes each hook, with the model that its module carries."""
+    """Callback that records each hook, and the module's model."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.calls: list[str] = []
         self.models: set[int] = set()
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
+        attribute = super().__getattribute__(name)
         if name not in HOOKS:
-            return found
+            return attribute
 
-        def noting(trainer: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-            self.seen.append(name)
+        def record_and_call(trainer: pl.Trainer, module: Any, *args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
             self.models.add(id(module.model))
-            return found(trainer, module, *args, **kwargs)
+            return attribute(trainer, module, *args, **kwargs)
 
-        # Such a hook is its user's own, and not Lightning's that does nothing.
-        return noting
+        return record_and_call
 
 
 HOOKS = {name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")}
 
 
 @BOTH_MODES
-def test_all_hooks_of_a_training_come_in_lightnings_order(tmp_path: Path, kind: Any) -> None:
+def test_all_hooks_of_a_training_are_called_in_lightnings_order(tmp_path: Path, kind: Any) -> None:
     hooks = Hooks()
     trainer = quiet_trainer(
         tmp_path,
@@ -72,8 +71,8 @@ def test_all_hooks_of_a_training_come_in_lightnings_order(tmp_path: Path, kind: 
         f"on_validation_{name}" for name in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
     ]
     end = ["on_train_epoch_end", "on_train_end", "on_fit_end", "teardown"]
-    step = [name for name in hooks.seen if name in STEP]
-    assert [name for name in hooks.seen if name not in STEP[1:]] == [
+    step = [name for name in hooks.calls if name in STEP]
+    assert [name for name in hooks.calls if name not in STEP[1:]] == [
         *begin,
         "on_train_batch_end",
         *validation,
@@ -84,7 +83,7 @@ def test_all_hooks_of_a_training_come_in_lightnings_order(tmp_path: Path, kind: 
     assert hooks.models == {id(trainer.model)}
 
 
-def test_all_other_hooks_come_too(tmp_path: Path) -> None:
+def test_all_other_hooks_are_called_too(tmp_path: Path) -> None:
     class Failing(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             raise OverflowError
@@ -99,7 +98,7 @@ def test_all_other_hooks_come_too(tmp_path: Path) -> None:
     trainer.add_callback(Failing)
     with pytest.raises(OverflowError):
         trainer.train()
-    assert {name for name in HOOKS if not name.startswith(NEVER)} == set(hooks.seen)
+    assert {name for name in HOOKS if not name.startswith(NEVER_CALLED)} == set(hooks.calls)
 
 
 class Metrics(pl.Callback):
@@ -122,11 +121,11 @@ class Metrics(pl.Callback):
 
 
 @BOTH_MODES
-def test_what_the_trainer_logs_is_found_where_lightning_callbacks_look(tmp_path: Path, kind: Any) -> None:
+def test_logs_of_the_trainer_are_in_lightnings_callback_metrics(tmp_path: Path, kind: Any) -> None:
     metrics = Metrics()
-    given = {"callbacks": [metrics], "compute_metrics": accuracy}
+    kwargs = {"callbacks": [metrics], "compute_metrics": accuracy}
     steps: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
-    trainer = quiet_trainer(tmp_path, kind=kind, given=given, max_steps=2, **steps)
+    trainer = quiet_trainer(tmp_path, kind=kind, given=kwargs, max_steps=2, **steps)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if entry["step"] == 2 and "train_loss" not in entry]
     logged = {name: value for entry in entries for name, value in entry.items() if name not in ("epoch", "step")}
@@ -134,15 +133,15 @@ def test_what_the_trainer_logs_is_found_where_lightning_callbacks_look(tmp_path:
     assert {"loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "eval_runtime"} <= set(logged)
 
 
-def test_evaluations_and_predictions_outside_of_training_show_their_metrics_and_outputs_too(tmp_path: Path) -> None:
+def test_evaluations_and_predictions_outside_of_training_have_metrics_and_outputs_too(tmp_path: Path) -> None:
     outputs: list[Any] = []
 
-    class Noting(pl.Callback):
-        def on_validation_batch_end(self, trainer: Any, module: Any, output: Any, *_: Any) -> None:
+    class RecordsOutputs(pl.Callback):
+        def on_validation_batch_end(self, trainer: pl.Trainer, module: Any, output: Any, *_: Any) -> None:
             outputs.append(output)
 
     metrics = Metrics()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics, Noting()], "compute_metrics": accuracy})
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics, RecordsOutputs()], "compute_metrics": accuracy})
     evaluated = trainer.evaluate()
     predicted = trainer.predict(trainer.eval_dataset)
     for name in ("loss", "accuracy"):
@@ -152,7 +151,7 @@ def test_evaluations_and_predictions_outside_of_training_show_their_metrics_and_
     assert torch.equal(torch.cat([output["labels"] for output in outputs]), torch.tensor(predicted.label_ids))
 
 
-def rows_of(folder: str) -> list[dict[str, str]]:
+def read_rows(folder: str) -> list[dict[str, str]]:
     with (Path(folder) / "metrics.csv").open() as file:
         return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
 
@@ -161,14 +160,14 @@ def rows_of(folder: str) -> list[dict[str, str]]:
 def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_log(tmp_path: Path, through: str) -> None:
     logger = CSVLogger(str(tmp_path / "logs"))
     logging_steps: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
-    given: dict[str, Any] = {"callbacks": [LearningRateMonitor()]}
+    kwargs: dict[str, Any] = {"callbacks": [LearningRateMonitor()]}
     if through == "trainer":
-        given["lightning"] = {"logger": logger}
+        kwargs["lightning"] = {"logger": logger}
     else:
         logging_steps["report_to"] = logger
-    trainer = quiet_trainer(tmp_path, given=given, **logging_steps)
+    trainer = quiet_trainer(tmp_path, given=kwargs, **logging_steps)
     trainer.train()
-    rows = rows_of(logger.log_dir)
+    rows = read_rows(logger.log_dir)
     rates = [(row["step"], float(row["lr-AdamW/pg1"])) for row in rows if "lr-AdamW/pg1" in row]
     losses = [(row["step"], float(row["train/loss"])) for row in rows if "train/loss" in row]
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -177,34 +176,34 @@ def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_lo
     assert not any("lr-AdamW/pg1" in entry for entry in trainer.state.log_history)
 
 
-class LogsItsOwn(pl.Callback):
-    """Logs by the module, as callbacks written for Lightning do."""
+class LogsMetrics(pl.Callback):
+    """Callback that logs by the module, as usual in Lightning."""
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        module.log("own/loss", outputs["loss"], logger=True)
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        module.log("custom/loss", outputs["loss"], logger=True)
 
-    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
-        module.log("val_own", float(trainer.global_step), logger=True)
+    def on_validation_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        module.log("val_custom", float(trainer.global_step), logger=True)
 
 
 @BOTH_MODES
-def test_without_a_tracker_what_a_user_callback_logs_is_in_the_history(tmp_path: Path, kind: Any) -> None:
+def test_metrics_logged_by_a_lightning_callback_are_in_the_history_without_a_tracker(tmp_path: Path, kind: Any) -> None:
     changes: dict[str, Any] = {"max_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
     evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
-    trainer = quiet_trainer(tmp_path, kind=kind, given={"callbacks": [LogsItsOwn()]}, **changes, **evaluated)
+    trainer = quiet_trainer(tmp_path, kind=kind, given={"callbacks": [LogsMetrics()]}, **changes, **evaluated)
     trainer.train()
     history = trainer.state.log_history
-    own = [(entry["step"], entry["own/loss"]) for entry in history if "own/loss" in entry]
-    assert own == [(entry["step"], pytest.approx(entry["loss"])) for entry in history if "loss" in entry]
-    assert [(entry["step"], entry["val_own"]) for entry in history if "val_own" in entry] == [(2, 2.0)]
+    losses = [(entry["step"], entry["custom/loss"]) for entry in history if "custom/loss" in entry]
+    assert losses == [(entry["step"], pytest.approx(entry["loss"])) for entry in history if "loss" in entry]
+    assert [(entry["step"], entry["val_custom"]) for entry in history if "val_custom" in entry] == [(2, 2.0)]
     without = quiet_trainer(tmp_path, kind=kind, **changes, **evaluated)
     without.train()
     for name in ("loss", "grad_norm", "eval_loss"):
-        numbers = [[entry[name] for entry in one.state.log_history if name in entry] for one in (trainer, without)]
+        numbers = [[entry[name] for entry in t.state.log_history if name in entry] for t in (trainer, without)]
         assert numbers[0] == numbers[1] != []
 
 
-def test_a_logger_that_is_only_asked_for_is_the_one_that_lightning_takes(tmp_path: Path) -> None:
+def test_logger_true_is_lightnings_default_logger(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"lightning": {"logger": True}}, max_steps=1)
     trainer.train()
     assert trainer.lightning_trainer is not None
@@ -213,12 +212,13 @@ def test_a_logger_that_is_only_asked_for_is_the_one_that_lightning_takes(tmp_pat
     assert list((tmp_path / "lightning_logs" / "version_0").iterdir())
 
 
-def test_a_callback_that_writes_pictures_is_told_once_that_nobody_keeps_them(
+def test_a_callback_that_logs_images_without_a_tracker_is_warned_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Draws(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            trainer.logger.experiment.add_image("weights", torch.zeros(1, 2, 2))
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            logger: Any = trainer.logger
+            logger.experiment.add_image("weights", torch.zeros(1, 2, 2))
 
     quiet_trainer(tmp_path, given={"callbacks": [Draws()]}, max_steps=3).train()
     assert caplog.text.count("no tracker is there") == 1

@@ -1,4 +1,4 @@
-"""Lightning callbacks go on, in a resumed training, from where they stood at the checkpoint."""
+"""Lightning callbacks resume with their state at the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-# Three optimizer steps an epoch; a checkpoint at each of nine.
+# Nine optimizer steps in three epochs, each with a checkpoint.
 SAVING = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
 
 
-def trained(folder: Path, *callbacks: Any, resume: int | None = None, **changes: Any) -> Trainer:
-    given = {"callbacks": list(callbacks), "compute_metrics": accuracy}
-    trainer = quiet_trainer(folder, given=given, **{**SAVING, **changes})
+def train(folder: Path, *callbacks: Any, resume: int | None = None, **changes: Any) -> Trainer:
+    kwargs = {"callbacks": list(callbacks), "compute_metrics": accuracy}
+    trainer = quiet_trainer(folder, given=kwargs, **{**SAVING, **changes})
     trainer.train(resume_from_checkpoint=None if resume is None else str(folder / f"checkpoint-{resume}"))
     return trainer
 
 
-def timeless(trainer: Trainer) -> list[dict[str, Any]]:
+def get_history_without_times(trainer: Trainer) -> list[dict[str, Any]]:
     history = trainer.state.log_history[:-1]
     return [{name: entry[name] for name in entry if not name.endswith(("_runtime", "per_second"))} for entry in history]
 
@@ -45,70 +45,70 @@ def timeless(trainer: Trainer) -> list[dict[str, Any]]:
         lambda: EMAWeightAveraging(decay=0.7),
     ],
 )
-def test_a_training_resumed_while_weights_are_averaged_ends_as_the_one_in_one_go(
+def test_a_resumed_training_with_weight_averaging_equals_an_uninterrupted_one(
     tmp_path: Path, make: Any, kind: Any
 ) -> None:
-    whole = trained(tmp_path, make(), kind=kind)
-    resumed = trained(tmp_path, make(), resume=4, kind=kind)
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert timeless(whole) == timeless(resumed)
+    full = train(tmp_path, make(), kind=kind)
+    resumed = train(tmp_path, make(), resume=4, kind=kind)
+    for expected, actual in zip(full.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(expected, actual)
+    assert get_history_without_times(full) == get_history_without_times(resumed)
 
 
 class Counting(pl.Callback):
     def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
-        self.kept: dict[str, Any] = {}
+        self.counts: list[tuple[int, int]] = []
+        self.loaded: dict[str, Any] = {}
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.seen.append((trainer.current_epoch, trainer.global_step))
+        self.counts.append((trainer.current_epoch, trainer.global_step))
 
-    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seen"] = self.seen
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["counts"] = self.counts
 
-    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
-        self.kept = checkpoint
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        self.loaded = checkpoint
 
 
 @BOTH_MODES
-def test_lightning_counts_on_and_callbacks_get_back_what_they_add_to_checkpoints(tmp_path: Path, kind: Any) -> None:
-    whole, resumed = Counting(), Counting()
-    trained(tmp_path, whole, kind=kind)
-    trained(tmp_path, resumed, resume=4, kind=kind)
-    assert whole.seen == [(step // 3, step) for step in range(9)]
-    assert resumed.seen == whole.seen[4:]
-    assert resumed.kept["seen"] == whole.seen[:4] and resumed.kept["global_step"] == 4
+def test_lightnings_counts_continue_and_callbacks_load_their_additions_to_checkpoints(
+    tmp_path: Path, kind: Any
+) -> None:
+    full, resumed = Counting(), Counting()
+    train(tmp_path, full, kind=kind)
+    train(tmp_path, resumed, resume=4, kind=kind)
+    assert full.counts == [(step // 3, step) for step in range(9)]
+    assert resumed.counts == full.counts[4:]
+    assert resumed.loaded["counts"] == full.counts[:4] and resumed.loaded["global_step"] == 4
 
 
-def test_a_callback_that_cannot_take_its_state_back_begins_anew_with_a_warning(
+def test_a_callback_that_cannot_load_its_state_begins_without_state_and_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trained(tmp_path, SpikeDetection(), max_steps=2)
-    assert trained(tmp_path, SpikeDetection(), resume=2, max_steps=4).state.global_step == 4
-    assert "SpikeDetection does not take back its state" in caplog.text
+    train(tmp_path, SpikeDetection(), max_steps=2)
+    assert train(tmp_path, SpikeDetection(), resume=2, max_steps=4).state.global_step == 4
+    assert "SpikeDetection cannot load its state" in caplog.text
 
 
-def test_a_state_that_could_not_be_loaded_safely_is_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unsafe_state_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Unsafe(pl.Callback):
         loaded = False
 
         def state_dict(self) -> dict[str, Any]:
             return {"logger": logging.getLogger()}
 
-        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
-            checkpoint["own"] = logging.getLogger()
+        def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["custom"] = logging.getLogger()
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.loaded = True
 
-    trained(tmp_path, Unsafe(), max_steps=1)
+    train(tmp_path, Unsafe(), max_steps=1)
     callback = Unsafe()
-    trained(tmp_path, callback, resume=1, max_steps=2)
+    train(tmp_path, callback, resume=1, max_steps=2)
     assert not callback.loaded
-    for where in ("state_dict()", "on_save_checkpoint"):
-        assert f"What Unsafe.{where} gives is not kept" in caplog.text
+    for method in ("state_dict()", "on_save_checkpoint"):
+        assert f"What Unsafe.{method} gives is not kept" in caplog.text
 
 
 def test_fine_tuning_callbacks_cannot_be_resumed(tmp_path: Path) -> None:
@@ -118,6 +118,6 @@ def test_fine_tuning_callbacks_cannot_be_resumed(tmp_path: Path) -> None:
 
         def finetune_function(self, *_: Any) -> None: ...
 
-    trained(tmp_path, Freezing(), max_steps=1)
+    train(tmp_path, Freezing(), max_steps=1)
     with pytest.raises(ValueError, match="Freezing cannot be resumed"):
-        trained(tmp_path, Freezing(), resume=1, max_steps=2)
+        train(tmp_path, Freezing(), resume=1, max_steps=2)

@@ -6,7 +6,7 @@ from littrainer.callbacks.log_history import EVALUATION, TRAINING, Point, parse_
 from tests.commands.report_folders import LOGGED, SUMMARY
 
 
-def test_metrics_are_sorted_by_training_and_evaluation_and_the_whole_training_is_no_curve() -> None:
+def test_metrics_are_grouped_by_training_and_evaluation_and_totals_are_no_curves() -> None:
     history = parse_log_history(LOGGED)
     assert history.curves["loss", TRAINING] == [Point(2, 1.5, 0.5), Point(4, 0.5, 1.0)]
     assert history.curves["loss", EVALUATION] == [Point(4, 0.625, 1.0)]
@@ -26,7 +26,6 @@ def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
             {"step": 1, "eval_loss": 1.0},
         ]
     )
-    # An evaluation after training is kept, and known as such.
     loss = history.curves["loss", EVALUATION]
     assert [(point.value, point.is_after_training) for point in loss] == [(1.5, False), (1.0, True)]
     values = {key: points[-1].value for key, points in history.curves.items() if "loss" in key[0]}
@@ -40,7 +39,7 @@ def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
     }
 
 
-def test_what_cannot_be_drawn_is_named() -> None:
+def test_notes_name_invalid_entries_and_values() -> None:
     entries = [{"step": step, "loss": math.nan if step > 1 else 1.0} for step in range(1, 9)]
     assert parse_log_history(entries).notes == [
         "loss (training): 7 of 8 values are nan or infinite, at step 2, 3, 4, 5, 6 and 2 more."
@@ -55,7 +54,7 @@ def test_what_cannot_be_drawn_is_named() -> None:
     ]
 
 
-def test_logs_that_count_input_tokens_are_no_end_of_the_training() -> None:
+def test_logs_with_input_tokens_do_not_end_the_training() -> None:
     counted = {"num_input_tokens_seen": 16, "train_runtime": 0.5, "train_tokens_per_second": 32.0}
     history = parse_log_history([{**counted, **entry} if "loss" in entry else entry for entry in LOGGED])
     assert history.curves["loss", TRAINING] == [Point(2, 1.5, 0.5), Point(4, 0.5, 1.0)]

@@ -39,16 +39,16 @@ LOGS: dict[str, Any] = {
 
 
 class Bars:
-    """Makes silent progress bars, and keeps them."""
+    """Factory that records silent progress bars."""
 
     def __init__(self) -> None:
-        self.made: list[Any] = []
+        self.created: list[Any] = []
         self.written: list[str] = []
 
     def __call__(self, **keywords: Any) -> Any:
         bar: Any = tqdm(file=io.StringIO(), mininterval=0, **keywords)
         bar.write = self.written.append
-        self.made.append(bar)
+        self.created.append(bar)
         return bar
 
 
@@ -78,18 +78,21 @@ def test_long_texts_are_shown_by_their_length() -> None:
     assert format_logs({"long": "a" * 600})["long"] == "a" * 600
 
 
-def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tmp_path: Path, bars: Bars) -> None:
+def test_a_training_has_a_bar_of_its_steps_and_a_bar_of_each_evaluation(tmp_path: Path, bars: Bars) -> None:
     labels: list[str] = []
 
-    class Looks(TrainerCallback):
+    class RecordsLabels(TrainerCallback):
         def on_log(self, *_: Any, **__: Any) -> None:
-            labels.append(bars.made[0].desc.removesuffix(": "))
+            labels.append(bars.created[0].desc.removesuffix(": "))
 
         on_save = on_log
 
     trainer = quiet_trainer(
         tmp_path,
-        given={"eval_dataset": {"near": Rows(vector_rows(7)), "far": Rows(vector_rows(3))}, "callbacks": [Looks]},
+        given={
+            "eval_dataset": {"near": Rows(vector_rows(7)), "far": Rows(vector_rows(3))},
+            "callbacks": [RecordsLabels],
+        },
         disable_tqdm=False,
         max_steps=4,
         eval_strategy="steps",
@@ -100,17 +103,17 @@ def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tm
         save_steps=2,
     )
     trainer.train()
-    of_evaluation = [("evaluation near", 3, 3, False), ("evaluation far", 1, 1, False)]
-    assert [(bar.desc, bar.total, bar.n, bar.leave) for bar in bars.made] == [
+    evaluations = [("evaluation near", 3, 3, False), ("evaluation far", 1, 1, False)]
+    assert [(bar.desc, bar.total, bar.n, bar.leave) for bar in bars.created] == [
         ("training: ", 4, 4, True),
-        *of_evaluation * 2,
+        *evaluations * 2,
     ]
-    # Logged are the loss and two evaluations; what is looked at then is saved.
+    # Three logs (a loss and two evaluations), then a save.
     assert labels == [*["training"] * 3, "saving"] * 2 + ["training"]
-    assert all(bar.disable for bar in bars.made), "a bar that was closed is disabled"
+    assert all(bar.disable for bar in bars.created), "a bar that was closed is disabled"
     assert sum("'eval_near_loss'" in line for line in bars.written) == 2
     last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-    assert bars.made[0].postfix == f"loss={last['loss']:.4g}, lr={last['learning_rate']:.4g}"
+    assert bars.created[0].postfix == f"loss={last['loss']:.4g}, lr={last['learning_rate']:.4g}"
     assert "'train_loss'" in bars.written[-1] and "total_flos" not in bars.written[-1]
 
 
@@ -162,7 +165,7 @@ def test_on_a_terminal_results_are_lines_in_columns(bars: Bars, monkeypatch: pyt
     assert bars.written == [line] and len(line) <= 100
 
 
-def test_many_results_go_on_in_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_line_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     shown = format_log_line({f"metric_{number}": number / 7 for number in range(20)}, STATE).splitlines()
     assert len(shown) > 3 and all(len(line) <= 100 for line in shown)
@@ -179,12 +182,12 @@ def test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     drawn: list[bool] = []
 
-    class Looks(TrainerCallback):
+    class RecordsBar(TrainerCallback):
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            drawn.append(not bars.made[0].disable)
+            drawn.append(not bars.created[0].disable)
 
     arguments = {"disable_tqdm": None, "max_steps": 2, "logging_strategy": "steps", "logging_steps": 1, **changes}
-    quiet_trainer(tmp_path, given={"callbacks": [Looks]}, **arguments).train()
+    quiet_trainer(tmp_path, given={"callbacks": [RecordsBar]}, **arguments).train()
     assert drawn == [shown]
     assert sum("'loss'" in line for line in bars.written) == 2, "the logs are written in any case"
 
@@ -193,21 +196,21 @@ def test_bars_outside_training_stay_and_are_closed(tmp_path: Path, bars: Bars) -
     trainer = quiet_trainer(tmp_path, disable_tqdm=False)
     trainer.evaluate()
     trainer.predict(Rows(vector_rows(4)))
-    assert [(bar.total, bar.n, bar.leave) for bar in bars.made] == [(3, 3, True), (2, 2, True)]
-    assert all(bar.disable for bar in bars.made) and bars.written == []
+    assert [(bar.total, bar.n, bar.leave) for bar in bars.created] == [(3, 3, True), (2, 2, True)]
+    assert all(bar.disable for bar in bars.created) and bars.written == []
 
 
 def test_there_is_no_bar_over_data_of_unknown_length(tmp_path: Path, bars: Bars) -> None:
     quiet_trainer(tmp_path, disable_tqdm=False).evaluate(Stream(vector_rows(4)))
-    assert bars.made == []
+    assert bars.created == []
 
 
 def test_a_resumed_training_shows_the_steps_done_before(bars: Bars) -> None:
     callback: Any = ProgressCallback()
-    asked: Any = SimpleNamespace(_asked_for_bars=True)
-    callback.on_train_begin(asked, TrainerState(max_steps=10, global_step=6), None)
+    args: Any = SimpleNamespace(_asked_for_bars=True)
+    callback.on_train_begin(args, TrainerState(max_steps=10, global_step=6), None)
     callback.on_step_end(None, TrainerState(global_step=7), TrainerControl())
-    assert bars.made[0].n == 7
+    assert bars.created[0].n == 7
 
 
 def test_other_processes_show_no_bar(bars: Bars) -> None:
@@ -216,7 +219,7 @@ def test_other_processes_show_no_bar(bars: Bars) -> None:
     for event in ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_predict", "on_train_end"):
         getattr(callback, event)(None, state, TrainerControl(), logs={"loss": 1.0})
     callback.on_prediction_step(None, state, None, eval_dataloader=[1])
-    assert bars.made == [] and bars.written == []
+    assert bars.created == [] and bars.written == []
 
 
 def test_a_save_draws_no_bar_over_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +239,7 @@ CELL = re.compile(r"<(?:th|td)>(.*?)</(?:th|td)>", re.DOTALL)
 
 
 class Screen(ModuleType):
-    """What `IPython.display` offers, and what it shows: the last HTML of each output."""
+    """Fake `IPython.display` with the last HTML of each output."""
 
     def __init__(self) -> None:
         super().__init__("IPython.display")
@@ -246,21 +249,21 @@ class Screen(ModuleType):
         return text
 
     def display(self, html: str, display_id: bool = False) -> Any:
-        place = len(self.outputs)
+        index = len(self.outputs)
         self.outputs.append(html)
-        return SimpleNamespace(update=lambda changed: self.outputs.__setitem__(place, changed))
+        return SimpleNamespace(update=lambda changed: self.outputs.__setitem__(index, changed))
 
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    """A notebook's output, in the place of IPython's."""
+    """Install a fake notebook output in place of IPython's."""
     screen: Any = Screen()
     kernel: Any = ModuleType("IPython")
     kernel.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
     kernel.display = screen
     monkeypatch.setitem(sys.modules, "IPython", kernel)
     monkeypatch.setitem(sys.modules, "IPython.display", screen)
-    # It keeps the display that it was imported with.
+    # Import it again, with the fake display.
     monkeypatch.delitem(sys.modules, "transformers.utils.notebook", raising=False)
     return screen
 
@@ -296,10 +299,9 @@ def test_the_table_is_chosen_in_a_notebook_only(screen: Screen, monkeypatch: pyt
     for shell in (SimpleNamespace(config={"TerminalIPythonApp": {}}), None):
         kernel.get_ipython = lambda shell=shell: shell
         assert default_progress_callback() is ProgressCallback
-    # marimo shows it where it has IPython.
     monkeypatch.setitem(sys.modules, "marimo", ModuleType("marimo"))
     for has_ipython in (True, False):
-        monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name, found=has_ipython: found or None)
+        monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name, spec=has_ipython: spec or None)
         assert (default_progress_callback() is not ProgressCallback) == has_ipython
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "transformers.utils.notebook", None)
@@ -307,10 +309,10 @@ def test_the_table_is_chosen_in_a_notebook_only(screen: Screen, monkeypatch: pyt
     assert default_progress_callback() is ProgressCallback
 
 
-def test_a_new_training_closes_the_bars_of_one_that_failed(bars: Bars) -> None:
+def test_a_new_training_closes_the_bars_of_a_failed_training(bars: Bars) -> None:
     callback: Any = ProgressCallback()
-    asked = SimpleNamespace(_asked_for_bars=True)
+    args = SimpleNamespace(_asked_for_bars=True)
     for _ in range(2):
-        callback.on_train_begin(asked, TrainerState(max_steps=3), None)
-        callback.on_prediction_step(asked, TrainerState(), None, eval_dataloader=[1, 2])
-    assert [(bar.total, bar.disable) for bar in bars.made] == [(3, True), (2, True), (3, False), (2, False)]
+        callback.on_train_begin(args, TrainerState(max_steps=3), None)
+        callback.on_prediction_step(args, TrainerState(), None, eval_dataloader=[1, 2])
+    assert [(bar.total, bar.disable) for bar in bars.created] == [(3, True), (2, True), (3, False), (2, False)]

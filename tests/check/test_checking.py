@@ -24,56 +24,56 @@ def failures(report: CheckReport) -> list[str]:
 
 
 class Counts(TrainerCallback):
-    """Counts what it hears of, in a list of its own and in one within a dict."""
+    """Callback that records its events in a list, and saves in a nested list."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.counts: dict[str, list[int]] = {"saves": []}
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.heard.append("on_evaluate")
+        self.events.append("on_evaluate")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.heard.append("on_save")
+        self.events.append("on_save")
         self.counts["saves"].append(state.global_step)
 
 
-class DrawnRows(Rows):
-    """Rows that an augmentation changes."""
+class AugmentedRows(Rows):
+    """Rows with a random augmentation."""
 
     def __getitem__(self, index: int) -> Any:
         row = super().__getitem__(index)
         return {**row, "x": row["x"] + torch.rand(())}
 
 
-@pytest.mark.parametrize("optimizer", [False, True], ids=["by the arguments", "given"])
-def test_a_training_after_a_check_has_the_numbers_and_files_of_one_without(tmp_path: Path, optimizer: bool) -> None:
+@pytest.mark.parametrize("optimizer", [False, True], ids=["default optimizer", "user's optimizer"])
+def test_a_check_changes_neither_numbers_nor_files_of_the_training(tmp_path: Path, optimizer: bool) -> None:
     trained = {}
     for name in ("without", "with"):
         torch.manual_seed(0)
         model, callback = NoisyClassifier(), Counts()
-        given: dict[str, Any] = {"callbacks": [callback], "train_dataset": DrawnRows(vector_rows(12))}
+        kwargs: dict[str, Any] = {"callbacks": [callback], "train_dataset": AugmentedRows(vector_rows(12))}
         if optimizer:
-            given["optimizers"] = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None)
+            kwargs["optimizers"] = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None)
         trainer = quiet_trainer(
-            tmp_path / name, model, given=given, **SAVES, load_best_model_at_end=True, num_train_epochs=2
+            tmp_path / name, model, given=kwargs, **SAVES, load_best_model_at_end=True, num_train_epochs=2
         )
         before = dict(vars(trainer.args))
         if name == "with":
             report = trainer.check()
             assert report.ok, report
-            assert vars(trainer.args) == before and callback.heard == callback.counts["saves"] == []
+            assert vars(trainer.args) == before and callback.events == callback.counts["saves"] == []
             assert {path.name for path in tmp_path.iterdir()} == {"without", "with"}
             assert [*(tmp_path / "with").iterdir()] == []
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         files = [path.name for path in (tmp_path / name).rglob("*")]
-        trained[name] = losses, [weight.tolist() for weight in model.parameters()], files, callback.heard
+        trained[name] = losses, [weight.tolist() for weight in model.parameters()], files, callback.events
     assert trained["with"][:2] == trained["without"][:2] and sorted(trained["with"][2]) == sorted(trained["without"][2])
     assert trained["with"][3] == trained["without"][3] != []
 
 
-def test_the_page_says_what_passed_and_forecasts_time_and_memory(tmp_path: Path) -> None:
+def test_the_report_lists_what_passed_and_forecasts_time_and_memory(tmp_path: Path) -> None:
     report = quiet_trainer(tmp_path / "run", rows=41, load_best_model_at_end=True, **SAVES).check()
     page = str(report)
     for line in (
@@ -102,14 +102,14 @@ def test_a_callback_that_stops_early_does_not_end_the_forecast(tmp_path: Path) -
     assert "33 steps, 3 evaluations and 3 saves take" in str(report)
 
 
-def test_a_training_without_a_step_is_told_so(tmp_path: Path) -> None:
+def test_a_training_without_steps_has_a_note(tmp_path: Path) -> None:
     report = quiet_trainer(tmp_path, num_train_epochs=0).check()
     assert report.ok and "the training ends before the first one" in str(report)
 
 
-def test_minutes_count_in_what_is_tried_and_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_in_minutes_are_tried_and_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minutes = {"max_minutes": 1e-4, "save_minutes": 1e-5, "save_strategy": "no"}
-    # A home folder, whose parent is for others to write to.
+    # The parent of output_dir is not writable.
     monkeypatch.setattr(checking.os, "access", lambda path, mode: path != tmp_path)
     report = quiet_trainer(tmp_path / "run", **minutes).check()
     assert "passed     save: " in str(report) and "since max_minutes ends them early" in str(report)
@@ -117,36 +117,36 @@ def test_minutes_count_in_what_is_tried_and_forecast(tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.rglob("*")] == ["run"]
 
 
-def test_trackers_do_not_hear_of_it(tmp_path: Path) -> None:
+def test_trackers_start_no_run(tmp_path: Path) -> None:
     class Service(TrackerCallback):
-        heard: ClassVar[list[str]] = []
+        calls: ClassVar[list[str]] = []
 
         def __init__(self) -> None:
             self.service = "a service"
 
         def start_run(self, args: Any, state: Any, model: Any) -> None:
-            self.heard.append("start")
+            self.calls.append("start")
 
     report = quiet_trainer(tmp_path / "run", given={"callbacks": [Service()]}, **SAVES).check()
-    assert Service.heard == []
-    (found,) = [one for one in report.findings if one.about == "a service"]
-    assert found.status == PASSED and found.text.endswith("no run was started")
+    assert Service.calls == []
+    (finding,) = [finding for finding in report.findings if finding.about == "a service"]
+    assert finding.status == PASSED and finding.text.endswith("no run was started")
 
 
-def test_metrics_that_need_all_rows_are_tried_on_all(tmp_path: Path) -> None:
+def test_metrics_that_require_all_rows_get_all_rows(tmp_path: Path) -> None:
     rows = Rows(vector_rows(200, seed=1))
     expected = np.array([int(row["labels"]) for row in rows])
 
-    def against_own_labels(prediction: Any) -> dict[str, float]:
+    def accuracy(prediction: Any) -> dict[str, float]:
         return {"accuracy": float((prediction.predictions.argmax(-1) == expected).mean())}
 
-    given = {"eval_dataset": rows, "compute_metrics": against_own_labels}
-    assert failures(quiet_trainer(tmp_path / "a", given=given, **SAVES).check()) == []
-    given["compute_metrics"] = lambda prediction: {"accuracy": (prediction.predictions[0] == expected)[3, 3]}
-    assert failures(quiet_trainer(tmp_path / "b", given=given, **SAVES).check())[0].startswith("evaluation: ")
+    kwargs = {"eval_dataset": rows, "compute_metrics": accuracy}
+    assert failures(quiet_trainer(tmp_path / "a", given=kwargs, **SAVES).check()) == []
+    kwargs["compute_metrics"] = lambda prediction: {"accuracy": (prediction.predictions[0] == expected)[3, 3]}
+    assert failures(quiet_trainer(tmp_path / "b", given=kwargs, **SAVES).check())[0].startswith("evaluation: ")
 
 
-def test_each_part_that_fails_is_named_with_its_moment(tmp_path: Path) -> None:
+def test_each_failing_part_is_reported_with_its_step(tmp_path: Path) -> None:
     class Breaks(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             raise OSError("no such host")
@@ -156,7 +156,7 @@ def test_each_part_that_fails_is_named_with_its_moment(tmp_path: Path) -> None:
 
     arguments = {**SAVES, "metric_for_best_model": "f1", "load_best_model_at_end": True, "num_train_epochs": 2}
     report = quiet_trainer(tmp_path / "run", given={"callbacks": [Breaks()]}, **arguments).check()
-    assert [(one.about, one.when) for one in report.findings if one.status == FAILS] == [
+    assert [(finding.about, finding.when) for finding in report.failures] == [
         ("evaluation", "at optimizer step 3 of 6"),
         ("save", "at optimizer step 3 of 6"),
         ("end of training", "when all steps are done"),
@@ -164,21 +164,21 @@ def test_each_part_that_fails_is_named_with_its_moment(tmp_path: Path) -> None:
     assert not report.ok and "Would fail: 3." in str(report)
 
 
-def test_what_train_refuses_is_found(tmp_path: Path) -> None:
-    given = {"eval_dataset": {"news": vector_rows(9), "mail": vector_rows(9)}}
+def test_arguments_that_train_refuses_fail(tmp_path: Path) -> None:
+    kwargs = {"eval_dataset": {"news": vector_rows(9), "mail": vector_rows(9)}}
     arguments = {**SAVES, "load_best_model_at_end": True, "metric_for_best_model": "eval_acc"}
-    (found,) = failures(quiet_trainer(tmp_path, given=given, **arguments).check())
-    assert found.startswith("arguments: KeyError: ") and "'eval_news_acc'" in found
+    (failure,) = failures(quiet_trainer(tmp_path, given=kwargs, **arguments).check())
+    assert failure.startswith("arguments: KeyError: ") and "'eval_news_acc'" in failure
 
 
-def test_a_model_that_the_script_saves_itself_is_saved(tmp_path: Path) -> None:
+def test_a_manual_save_is_tried(tmp_path: Path) -> None:
     class Unsaved:
         def save_pretrained(self, folder: str, **kwargs: Any) -> None:
-            raise TypeError("a part that JSON has no word for")
+            raise TypeError("not serializable")
 
     report = quiet_trainer(tmp_path, given={"processing_class": Unsaved()}, save_strategy="no").check()
-    (found,) = report.failures
-    assert found.about == "save" and found.when == "at a call of save_model()"
+    (finding,) = report.failures
+    assert finding.about == "save" and finding.when == "at a call of save_model()"
 
 
 def test_a_check_within_a_training_is_refused(tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_a_check_within_a_training_is_refused(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_of_a_stream_and_a_loader_of_the_script_notes_say_what_was_not_tried(tmp_path: Path) -> None:
+def test_streams_and_custom_loaders_have_notes_about_untested_parts(tmp_path: Path) -> None:
     from tests.scenarios.data import Stream
 
-    class OwnLoaders(Trainer):
+    class CustomLoaders(Trainer):
         def get_train_dataloader(self) -> Any:
             return DataLoader(self.train_dataset, batch_size=4)
 
@@ -202,10 +202,10 @@ def test_of_a_stream_and_a_loader_of_the_script_notes_say_what_was_not_tried(tmp
             return DataLoader(self.eval_dataset, batch_size=4)
 
     streams = {"train_dataset": Stream(vector_rows(40)), "eval_dataset": Stream(vector_rows(9, seed=1))}
-    for kind, given, notes in (
+    for kind, kwargs, notes in (
         (Trainer, streams, ["train_dataset", "eval_dataset", "evaluation"]),
-        (OwnLoaders, {}, ["evaluation", "longest batch"]),
+        (CustomLoaders, {}, ["evaluation", "longest batch"]),
     ):
-        report = quiet_trainer(tmp_path, VectorClassifier(), given=given, kind=kind, max_steps=8, **SAVES).check()
+        report = quiet_trainer(tmp_path, VectorClassifier(), given=kwargs, kind=kind, max_steps=8, **SAVES).check()
         assert report.ok, report
-        assert [one.about for one in report.findings if one.status == NOTE] == notes
+        assert [finding.about for finding in report.findings if finding.status == NOTE] == notes

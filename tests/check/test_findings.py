@@ -29,17 +29,17 @@ def fine_grained(name: str, *permissions: str) -> dict[str, Any]:
         (fine_grained("ann/model", "repo.write"), "acme/model", FAILS),
     ],
 )
-def test_rights_are_read_from_what_the_hub_says_of_the_token(
+def test_permissions_are_read_from_the_hubs_description_of_the_token(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: dict[str, Any], repository: str, status: str
 ) -> None:
     user = {"name": "ann", "orgs": [{"name": "acme"}], "auth": {"accessToken": token}}
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda *_, **__: user)
-    found = check_hub_permissions(TrainingArguments(tmp_path, push_to_hub=True, hub_model_id=repository))
-    assert found.status == status and bool(found.when) == (status == FAILS)
+    finding = check_hub_permissions(TrainingArguments(tmp_path, push_to_hub=True, hub_model_id=repository))
+    assert finding.status == status and bool(finding.when) == (status == FAILS)
 
 
-def test_without_a_network_a_note_says_that_rights_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_network_permissions_are_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise error
 
@@ -58,7 +58,7 @@ def test_without_a_network_a_note_says_that_rights_are_unknown(monkeypatch: pyte
     ("arguments", "free", "expected"),
     [
         ({}, 999, (FAILS, "at save 10 of 10")),
-        # The newest is written before the oldest goes.
+        # The newest checkpoint is written before the oldest is deleted.
         ({"save_total_limit": 2}, 300, (PASSED, "")),
         ({"save_total_limit": 2}, 299, (FAILS, "at save 3 of 10")),
         (
@@ -67,34 +67,32 @@ def test_without_a_network_a_note_says_that_rights_are_unknown(monkeypatch: pyte
             (FAILS, "at save 4 of 10"),
         ),
         ({"save_total_limit_best": 1, "eval_strategy": "steps"}, 299, (FAILS, "at save 3 of 10")),
-        # Two with optimizer states, of which one is about to go, and eight without.
+        # Two checkpoints with optimizer states (the older is thinned next), and eight without.
         ({"keep_optimizer_states": 1}, 519, (FAILS, "at save 10 of 10")),
     ],
 )
-def test_the_disk_has_to_hold_the_checkpoints_that_lie_there_at_a_time(
+def test_the_disk_needs_space_for_all_checkpoints_that_coexist(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], free: int, expected: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     (tmp_path / "model.safetensors").write_bytes(b"0" * 40)
     (tmp_path / "optimizer.pt").write_bytes(b"0" * 60)
-    found = check_disk(TrainingArguments(tmp_path, **arguments), tmp_path, 10)
-    assert (found.status, found.when) == expected
+    finding = check_disk(TrainingArguments(tmp_path, **arguments), tmp_path, 10)
+    assert (finding.status, finding.when) == expected
 
 
-def test_room_is_looked_for_where_output_dir_leads_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disk_space_is_measured_where_output_dir_links_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to("/")
-    places: list[Any] = []
+    paths: list[Any] = []
     monkeypatch.setattr(
-        findings.shutil, "disk_usage", lambda path: places.append(os.path.realpath(path)) or SimpleNamespace(free=1)
+        findings.shutil, "disk_usage", lambda path: paths.append(os.path.realpath(path)) or SimpleNamespace(free=1)
     )
     for folder in ("run", "not there yet"):
         check_disk(TrainingArguments(tmp_path / folder), tmp_path, 1)
-    assert places == ["/", str(tmp_path.resolve())]
+    assert paths == ["/", str(tmp_path.resolve())]
 
 
-def test_logins_of_trackers_are_looked_for_and_no_run_is_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tracker_logins_are_checked_without_starting_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Service(TrackerCallback):
         def __init__(self, service: str) -> None:
             self.service = service  # type: ignore[misc]
@@ -104,8 +102,9 @@ def test_logins_of_trackers_are_looked_for_and_no_run_is_started(
         if name.startswith(("WANDB", "CLEARML", "NETRC")):
             monkeypatch.delenv(name)
     (tmp_path / "clearml.conf").touch()
-    found = list(check_tracker_logins([object(), *map(Service, ("wandb", "clearml", "tensorboard"))]))
-    assert [(one.about, one.status) for one in found] == [("wandb", NOTE), ("clearml", PASSED), ("tensorboard", PASSED)]
-    assert "run `wandb login`, or set WANDB_API_KEY" in found[0].text
+    results = list(check_tracker_logins([object(), *map(Service, ("wandb", "clearml", "tensorboard"))]))
+    statuses = {finding.about: finding.status for finding in results}
+    assert statuses == {"wandb": NOTE, "clearml": PASSED, "tensorboard": PASSED}
+    assert "run `wandb login`, or set WANDB_API_KEY" in results[0].text
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert next(check_tracker_logins([Service("wandb")])).status == PASSED

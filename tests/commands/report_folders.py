@@ -1,4 +1,4 @@
-"""Folders as trainings and hyperparameter searches leave them."""
+"""Writers of folders of trainings and hyperparameter searches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LOGGED: list[Any] = [
 
 
 def write_state(folder: Path, entries: list[Any] | None = None, **fields: Any) -> Path:
-    """A folder with a trainer_state.json.
+    """Write a folder with a trainer_state.json.
 
     Parameters:
-        entries: its log_history, by default that of a short training with one evaluation.
+        entries: its log_history, by default of a short training with an evaluation.
         fields: further fields of the state.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,8 +38,8 @@ def write_state(folder: Path, entries: list[Any] | None = None, **fields: Any) -
     return folder
 
 
-def some_trials(count: int = 12, objectives: int = 1) -> list[TrialRecord]:
-    """Trials whose objective is best at a learning rate of 0.001; of twelve the last two are pruned and failed."""
+def create_trials(count: int = 12, objectives: int = 1) -> list[TrialRecord]:
+    """Create trials that are best at a learning rate of 0.001; the last two of twelve are pruned and failed."""
     trials = []
     for number in range(count):
         rate = 10.0 ** (-5 + 4 * ((number * 5) % count) / count)
@@ -66,15 +66,15 @@ def some_trials(count: int = 12, objectives: int = 1) -> list[TrialRecord]:
 def write_search(
     folder: Path, trials: Sequence[TrialRecord] | None = None, directions: Sequence[str] = ("maximize",), **about: Any
 ) -> Path:
-    """A folder with the record of a search.
+    """Write a folder with the record of a search.
 
     Parameters:
-        trials: by default those of `some_trials`.
+        trials: by default `create_trials()`.
         about: `backend`, `name` or `objective_names`.
     """
     args: Any = SimpleNamespace(output_dir=str(folder), process_index=0)
     record = SearchRecord(
         args, about.get("backend", "optuna"), directions, about.get("name"), about.get("objective_names")
     )
-    record.update(some_trials(objectives=len(directions)) if trials is None else trials)
+    record.update(create_trials(objectives=len(directions)) if trials is None else trials)
     return folder

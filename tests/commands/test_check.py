@@ -19,16 +19,16 @@ changes = {{"output_dir": "runs/first", "push_to_hub": True, "hub_model_id": "an
 first = trainer(changes=changes)
 first.evaluate()
 if "rows" in sys.argv:
-    own = np.array([row["labels"] for row in first.eval_dataset] * 5)
+    expected = np.array([row["labels"] for row in first.eval_dataset] * 5)
     first.eval_dataset = first.eval_dataset * 5
-    first.compute_metrics = lambda prediction: {{"accuracy": float((prediction.label_ids == own).mean())}}
+    first.compute_metrics = lambda prediction: {{"accuracy": float((prediction.label_ids == expected).mean())}}
 if "finally" in sys.argv:
     try:
         first.train(resume_from_checkpoint=True)
     finally:
         first.save_model()
         open("results", "w").close()
-if "own" in sys.argv:
+if "check" in sys.argv:
     print(first.check())
 if "label" in sys.argv:
     first.train_dataset = texts(2)
@@ -42,7 +42,7 @@ first.train()
 """
 
 
-def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_script_runs_once_up_to_its_first_training_without_leftover_files(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ def test_a_script_runs_up_to_its_first_training_once_and_leaves_nothing(tmp_path
 
 def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("except Exception", "except") + "first.save_model()")
-    for word, begins in (("finally", "line 18, begins, from its first step"), ("own", "line 23, begins;")):
+    for word, begins in (("finally", "line 18, begins, from its first step"), ("check", "line 23, begins;")):
         done = run_python("-m", "littrainer", "check", "train.py", word, cwd=tmp_path)
         assert done.returncode == 0 and begins in done.stdout, done.stdout + done.stderr
         assert done.stdout.count("Nothing was found that would fail.") == 1

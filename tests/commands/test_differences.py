@@ -1,4 +1,4 @@
-"""Comparisons of values, logs and weights notice what they are there to notice."""
+"""Comparisons of values, logs and weights detect differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_value_equals_itself(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "actual", "words"),
+    ("expected", "actual", "message"),
     [
         (0.1, math.nextafter(0.1, 1.0), "difference"),
         (1, 1.0, "int"),
@@ -49,18 +49,18 @@ def test_a_value_equals_itself(value: Any) -> None:
         (torch.ones(1, dtype=torch.bfloat16), torch.ones(1), "expected torch.bfloat16(1,), got torch.float32(1,)"),
     ],
 )
-def test_a_difference_is_named_with_its_place(expected: Any, actual: Any, words: str) -> None:
+def test_a_difference_is_named_with_its_path(expected: Any, actual: Any, message: str) -> None:
     difference = first_difference(expected, actual)
-    assert difference is not None and words in difference
+    assert difference is not None and message in difference
 
 
-def test_a_tolerance_lets_small_differences_of_floats_pass_and_no_others() -> None:
+def test_a_tolerance_allows_small_differences_of_floats_only() -> None:
     assert first_difference([1.0, torch.zeros(2)], [1.001, torch.full((2,), 0.001)], tolerance=0.01) is None
     assert first_difference([1.0], [1.1], tolerance=0.01) is not None
     assert first_difference(torch.zeros(1), torch.ones(1), tolerance=0.01) is not None
 
 
-def test_what_is_measured_counts_by_its_name_alone() -> None:
+def test_measurements_are_compared_by_name_only() -> None:
     logs = {"train_runtime": 1.2, "before_init_mem_cpu": 7, "speed/save_seconds": 0.5, "loss": 0.5}
     assert (
         first_difference([logs], [{**logs, "train_runtime": 3.4, "before_init_mem_cpu": 8, "speed/save_seconds": 9.0}])
@@ -70,18 +70,18 @@ def test_what_is_measured_counts_by_its_name_alone() -> None:
     assert list(collect_logged_values([{**logs, "step": 3}])) == [(3, "loss")]
 
 
-def test_of_weights_that_are_complex_empty_or_nan_the_largest_difference_is_found() -> None:
-    one = {"phase": torch.tensor([1j, 2.0]), "nothing": torch.empty(0), "mask": torch.tensor([math.nan, math.inf])}
-    other = {
+def test_gaps_of_complex_empty_and_nan_weights_are_computed() -> None:
+    left = {"phase": torch.tensor([1j, 2.0]), "nothing": torch.empty(0), "mask": torch.tensor([math.nan, math.inf])}
+    right = {
         "phase": torch.tensor([3j, 2.0]),
         "nothing": torch.empty(0, dtype=torch.bfloat16),
-        "mask": one["mask"].double(),
+        "mask": left["mask"].double(),
     }
-    assert weight_gaps(one, other) == {"phase": 2.0, "nothing": 0.0, "mask": 0.0}
-    assert weight_gaps(one, {"phase": torch.zeros(3)}) == dict.fromkeys(one, math.inf)
+    assert weight_gaps(left, right) == {"phase": 2.0, "nothing": 0.0, "mask": 0.0}
+    assert weight_gaps(left, {"phase": torch.zeros(3)}) == dict.fromkeys(left, math.inf)
 
 
-def test_weights_are_found_in_adapters_of_several_names_and_what_is_no_tensor_is_left_out(tmp_path: Path) -> None:
+def test_weights_of_several_adapters_are_loaded_and_non_tensors_are_skipped(tmp_path: Path) -> None:
     for folder in ("first", "second", "checkpoint-4"):
         (tmp_path / folder).mkdir()
         save_file({"layer": torch.ones(2)}, tmp_path / folder / "adapter_model.safetensors")

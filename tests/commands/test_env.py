@@ -12,14 +12,14 @@ from tests.compat.processes import facts_of, run_python
 
 SECTIONS = ["littrainer", "findings", "packages", "torch", "accelerate's configuration", "environment variables"]
 TORCH = importlib.metadata.version("torch")
-# In the place of torch: what happens when it is imported.
-BROKEN_TORCHES = {
+# Content of a fake torch.py -> finding.
+FAILING_TORCH_MODULES = {
     "raise ImportError('no libcudart.so.12')": "status 1: ImportError: no libcudart.so.12",
     "import os; os.abort()": "import torch ended its process with status -6",
 }
 
 
-def test_neither_torch_nor_lightning_is_loaded_and_torch_tells_about_itself(tmp_path: Path) -> None:
+def test_torch_is_queried_without_importing_torch_or_lightning(tmp_path: Path) -> None:
     script = (
         "import contextlib, io, json, sys\nfrom littrainer.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()) as printed:\n    status = main(['env'])\n"
@@ -32,14 +32,14 @@ def test_neither_torch_nor_lightning_is_loaded_and_torch_tells_about_itself(tmp_
     assert f"\nHF_TOKEN: {HIDDEN}\n" in printed and "\nRANK: 0\n" in printed and "hf_secret" not in printed
 
 
-@pytest.mark.parametrize("statement", BROKEN_TORCHES)
+@pytest.mark.parametrize("statement", FAILING_TORCH_MODULES)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
-def test_a_broken_torch_is_a_finding_and_all_else_is_printed(tmp_path: Path, statement: str) -> None:
+def test_an_import_error_of_torch_is_a_finding(tmp_path: Path, statement: str) -> None:
     (tmp_path / "torch.py").write_text(statement)
     # `python -m` puts the working directory first on the import path.
     done = run_python("-m", "littrainer", "env", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert BROKEN_TORCHES[statement] in done.stdout.partition("### findings")[2].partition("### packages")[0]
+    assert FAILING_TORCH_MODULES[statement] in done.stdout.partition("### findings")[2].partition("### packages")[0]
     assert f"torch {TORCH}, lightning " in done.stdout
 
 
@@ -59,10 +59,10 @@ def test_the_text_is_markdown_with_accelerates_configuration_and_without_the_hom
     assert "HF_HOME: ~/hf\n" in printed and "mixed_precision: bf16\n" in printed
 
 
-def test_what_is_missing_or_outside_the_range_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_unsupported_packages_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding for finding in findings() if "is outside" in finding] == []
-    wanted = ['torch>1; extra == "old"', "torch>=2,<2.1", "absent>=1", 'torch==9; extra == "test"']
-    monkeypatch.setattr(env, "requires", lambda name: wanted)
+    requirements = ['torch>1; extra == "old"', "torch>=2,<2.1", "absent>=1", 'torch==9; extra == "test"']
+    monkeypatch.setattr(env, "requires", lambda name: requirements)
     assert list(findings()) == [
         f"torch {TORCH} is outside what littrainer supports: pip install 'torch<2.1,>=2'",
         "absent is not installed, and littrainer needs it: pip install 'absent>=1'",
@@ -87,5 +87,5 @@ SECRETS = {
 
 
 def test_only_variables_that_change_a_training_are_shown_and_secrets_are_hidden() -> None:
-    found: dict[str, Any] = variables({**SHOWN, **SECRETS, "PATH": "/bin", "EDITOR": "vi"})
-    assert found == {**SHOWN, **dict.fromkeys(SECRETS, HIDDEN)}
+    result: dict[str, Any] = variables({**SHOWN, **SECRETS, "PATH": "/bin", "EDITOR": "vi"})
+    assert result == {**SHOWN, **dict.fromkeys(SECRETS, HIDDEN)}

@@ -14,10 +14,10 @@ from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments
 from littrainer.arguments.specifications import SPECS
 from littrainer.cli import main
 from littrainer.commands.explain import (
-    _small_trainer,
+    _create_tiny_trainer,
     explain_trainer,
     get_changed_arguments,
-    program,
+    render_program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
 from littrainer.lightning_adapter.lightning_trainer import lightning_keywords
@@ -50,14 +50,14 @@ if __name__ == "__main__":
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 
-def test_a_script_is_stopped_at_its_trainer_and_its_own_arguments_come_first(tmp_path: Path) -> None:
+def test_a_script_is_stopped_at_its_trainer_and_its_arguments_are_shown_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ("train.py", "--seed", "42", "--learning_rate", "3e-4", "--use_cpu")
-    done = run_python("-m", "littrainer", "explain", *words, cwd=tmp_path)
+    command = ("train.py", "--seed", "42", "--learning_rate", "3e-4", "--use_cpu")
+    done = run_python("-m", "littrainer", "explain", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout.splitlines()
     assert title == "your arguments, and those that differ from their defaults"
-    # One of them has its default.
+    # seed has its default.
     assert sorted(line.split()[0] for line in lines[:3]) == ["learning_rate=0.0003", "seed=42", "use_cpu=True"]
     assert lines[3].startswith("  output_dir='trainer_output' ")
     assert "the script speaks" in done.stderr and "the script speaks" not in done.stdout
@@ -90,7 +90,7 @@ def test_arguments_are_explained(capsys: pytest.CaptureFixture[str], words: list
     assert shown in capsys.readouterr().out
 
 
-def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_spelling_is_reported_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--evaluation_strategy", "epoch", "--use_cpu"]) == 0
     warned = "littrainer explain: evaluation_strategy='epoch' is an earlier spelling: write eval_strategy='epoch'.\n"
     assert capsys.readouterr().err == warned
@@ -101,7 +101,7 @@ def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[
 
 def report_on(args: TrainingArguments) -> str:
     with remove_output_dirs():
-        return explain_trainer(_small_trainer(args), args)
+        return explain_trainer(_create_tiny_trainer(args), args)
 
 
 def line_of(report: str, start: str) -> str:
@@ -143,12 +143,12 @@ def test_the_parts_of_the_training_are_named() -> None:
     ]
 
 
-def test_what_a_script_gave_its_trainer_is_named_too(tmp_path: Path) -> None:
-    given = {
+def test_callbacks_and_lightning_keywords_of_a_script_are_shown(tmp_path: Path) -> None:
+    kwargs = {
         "callbacks": [EarlyStoppingCallback(), LearningRateMonitor()],
         "lightning": {"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
     }
-    trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=given)
+    trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=kwargs)
     report = explain_trainer(trainer, trainer.args)
     assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
     assert line_of(report, "Lightning callbacks").endswith("LearningRateMonitor")
@@ -174,7 +174,7 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
 
 
 def run(text: str, folder: Path) -> dict[str, Any]:
-    """The names of the program after it has run."""
+    """Run a program, and return its variables."""
     path = folder / "program.py"
     path.write_text(text)
     with warnings.catch_warnings():
@@ -203,7 +203,7 @@ def run(text: str, folder: Path) -> dict[str, Any]:
 )
 def test_the_printed_program_trains_to_the_same_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
     args = arguments(tmp_path, **{"num_train_epochs": 1, **changes})
-    names = run(program(args), tmp_path)
+    names = run(render_program(args), tmp_path)
     rows, model = names["make_rows"](), names["make_model"]()
     trainer = Trainer(model=model, args=args, train_dataset=rows, eval_dataset=rows)
     trainer.train()
@@ -213,7 +213,7 @@ def test_the_printed_program_trains_to_the_same_weights(tmp_path: Path, changes:
         assert not torch.equal(weight, names["make_model"]().state_dict()[name])
 
 
-def test_a_program_with_stand_ins_runs_as_it_is_printed(tmp_path: Path) -> None:
+def test_a_program_with_placeholders_runs_unchanged(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "bf16": True,
         "save_strategy": "steps",
@@ -223,18 +223,18 @@ def test_a_program_with_stand_ins_runs_as_it_is_printed(tmp_path: Path) -> None:
         "lightning": {"profiler": "simple"},
         "neftune_noise_alpha": 5,
     }
-    names = run(program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
+    names = run(render_program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
     assert names["trainer"].global_step == 16
     assert list((tmp_path / "out").rglob("*.ckpt")) != []
 
 
-def head_of(text: str) -> str:
+def get_heading(text: str) -> str:
     return ast.get_docstring(ast.parse(text)) or ""
 
 
-def test_what_a_program_leaves_out_is_listed_at_its_top(tmp_path: Path) -> None:
+def test_arguments_missing_in_a_program_are_listed_at_its_top(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"run_name": "one", "tf32": False, "lightning": {"plugins": [print]}}
-    head = head_of(program(arguments(tmp_path, **changes), script="folder/train.py"))
+    head = get_heading(render_program(arguments(tmp_path, **changes), script="folder/train.py"))
     assert all(f"- {name}: " in head for name in changes) and "- learning_rate" not in head
     assert "Instead: torch.set_float32_matmul_precision." in head
     assert "the arguments of train.py" in head and "return the model in make_model" in head

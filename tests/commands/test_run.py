@@ -49,8 +49,8 @@ def littrainer(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "littrainer", *arguments, cwd=cwd)
 
 
-def complaint_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command prints for `arguments` that it cannot run."""
+def get_complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the line that the command prints for invalid arguments."""
     try:
         status = main(arguments)
     except SystemExit as end:
@@ -65,7 +65,7 @@ def complaint_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> st
 
 
 @pytest.mark.parametrize("how", [["folder/report.py"], ["-m", "folder.report"]], ids=["script", "module"])
-def test_a_program_sees_what_it_sees_under_plain_python_and_is_redirected(tmp_path: Path, how: list[str]) -> None:
+def test_a_program_has_the_same_environment_as_under_python_and_is_redirected(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "report.py").write_text(REPORT)
     arguments = [*how, "--lr", "1e-4", "-m", "--help", "--", "run"]
@@ -95,7 +95,7 @@ def test_a_traceback_shows_the_script_alone(tmp_path: Path) -> None:
     assert ours.stderr == run_python("fails.py", cwd=tmp_path).stderr
 
 
-def test_where_a_process_cannot_be_replaced_the_script_runs_as_a_child_with_its_status() -> None:
+def test_the_exit_status_of_a_child_process_is_returned() -> None:
     assert _wait_for([sys.executable, "-S", "-c", "raise SystemExit(7)"], dict(os.environ)) == 7
 
 
@@ -112,7 +112,7 @@ SCRIPT = "{folder}/script.py"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["{folder}/nothing_like_it"], "(looked in {folder})"),
         ([], "no program is named; give a SCRIPT, or -m MODULE"),
@@ -130,15 +130,15 @@ SCRIPT = "{folder}/script.py"
         (["--main-port", "4711", SCRIPT], "--main-port are about several machines; give --nodes too"),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+def test_an_invalid_command_line_is_reported_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "script.py").touch()
-    complaint = complaint_of(["run", *(word.format(folder=tmp_path) for word in arguments)], capsys)
-    assert words.format(folder=tmp_path) in complaint
+    complaint = get_complaint(["run", *(argument.format(folder=tmp_path) for argument in arguments)], capsys)
+    assert message.format(folder=tmp_path) in complaint
 
 
-def test_a_script_is_read_from_standard_input_by_one_process_alone(
+def test_a_script_is_read_from_standard_input_by_a_single_process_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = subprocess.run(
@@ -151,7 +151,7 @@ def test_a_script_is_read_from_standard_input_by_one_process_alone(
         timeout=300,
     )
     assert (done.stdout, done.stderr) == ("['-', '--lr'] RedirectFinder\n", "")
-    assert "cannot read one script from standard input" in complaint_of(["run", "--devices", "2", "-"], capsys)
+    assert "cannot read one script from standard input" in get_complaint(["run", "--devices", "2", "-"], capsys)
 
 
 SEVERAL = """
@@ -166,10 +166,10 @@ with open(f"facts{os.environ['RANK']}.json", "w") as file:
 """
 
 
-def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_module_is_run_in_several_processes_with_the_requested_strategy(tmp_path: Path) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
-    own = ["--lr", "1e-4", "--devices", "$${local_rank}"]
-    done = littrainer("run", "--devices=2", "--strategy", "fsdp", "-m", "several", *own, cwd=tmp_path)
+    options = ["--lr", "1e-4", "--devices", "$${local_rank}"]
+    done = littrainer("run", "--devices=2", "--strategy", "fsdp", "-m", "several", *options, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     for rank in range(2):
         assert json.loads((tmp_path / f"facts{rank}.json").read_text()) == {
@@ -180,7 +180,7 @@ def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_fo
             "MASTER_ADDR": "127.0.0.1",
             "ACCELERATE_USE_FSDP": "true",
             "FSDP_VERSION": "2",
-            "argv": [str(tmp_path / "several.py"), *own],
+            "argv": [str(tmp_path / "several.py"), *options],
             "name": "__main__",
             "redirected": True,
         }
@@ -188,26 +188,26 @@ def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_fo
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What is started instead of a script, in a machine that has a GPU's driver: devices, grace and the environment."""
-    found: list[dict[str, Any]] = []
+    """Record devices, grace and environment instead of starting a script, as on a machine with a GPU driver."""
+    launches: list[dict[str, Any]] = []
 
-    def several(launch: Launch, command: list[str], restart: Any) -> int:
-        found.append({"devices": launch.devices, "grace": launch.grace_seconds, **os.environ})
+    def run_several(launch: Launch, command: list[str], restart: Any) -> int:
+        launches.append({"devices": launch.devices, "grace": launch.grace_seconds, **os.environ})
         return 0
 
-    def one(command: list[str], environment: dict[str, str]) -> int:
-        found.append({"devices": None, "grace": None, **environment})
+    def run_single(command: list[str], environment: dict[str, str]) -> int:
+        launches.append({"devices": None, "grace": None, **environment})
         return 0
 
     set_only(monkeypatch)
     monkeypatch.setattr(run, "DRIVERS", (os.devnull,))
-    monkeypatch.setattr(run, "run_processes", several)
+    monkeypatch.setattr(run, "run_processes", run_several)
     monkeypatch.setattr(os, "execve", lambda *_: None)
-    monkeypatch.setattr(run, "_wait_for", one)
+    monkeypatch.setattr(run, "_wait_for", run_single)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").touch()
     before = dict(os.environ)
-    yield found
+    yield launches
     os.environ.clear()
     os.environ.update(before)
 
@@ -227,11 +227,11 @@ OMPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
         ("--devices 2 script.py --use_cpu", 1, {}, 2),
         ("--restarts 3 script.py", 1, {}, 1),
         ("--devices 2:8 --restarts 3 script.py", 4, {}, 4),
-        # Another launcher watches; the script itself sees a hang.
+        # Another launcher started the script, which detects hangs itself.
         ("--hang-timeout 60 script.py", 4, OMPI, None),
     ],
 )
-def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
+def test_the_requested_number_of_processes_is_started_or_a_process_for_each_gpu(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     started: list[dict[str, Any]],
@@ -243,24 +243,23 @@ def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
     os.environ.update(variables)
     fake_gpus(monkeypatch, gpus)
     assert main(["run", *words.split()]) == 0
-    (found,) = started
-    assert (found["devices"], found["grace"]) == (devices, 7 if "--grace" in words else None)
-    assert found.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in words else None)
-    assert found["LITTRAINER_COMMAND"] == f"littrainer run {words}"
-    told = "littrainer: starting 4 processes, one for each GPU; --devices 1 starts one\n"
-    assert capsys.readouterr().err == (told if devices == 4 and "--devices" not in words else "")
+    (launch,) = started
+    assert (launch["devices"], launch["grace"]) == (devices, 7 if "--grace" in words else None)
+    assert launch.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in words else None)
+    assert launch["LITTRAINER_COMMAND"] == f"littrainer run {words}"
+    message = "littrainer: starting 4 processes, one for each GPU; --devices 1 starts one\n"
+    assert capsys.readouterr().err == (message if devices == 4 and "--devices" not in words else "")
 
 
 def test_more_devices_than_there_are_gpus_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[dict[str, Any]]
 ) -> None:
     fake_gpus(monkeypatch, 2)
-    complaint = complaint_of(["run", "--devices", "3", "script.py"], capsys)
+    complaint = get_complaint(["run", "--devices", "3", "script.py"], capsys)
     assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
     assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint
-    # Processes are not started by two launchers.
     monkeypatch.setenv("RANK", "0")
-    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", "script.py"], capsys)
+    assert "was started by a launcher" in get_complaint(["run", "--devices", "2", "script.py"], capsys)
     assert started == []
 
 

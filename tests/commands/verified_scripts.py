@@ -1,9 +1,9 @@
-"""What `littrainer verify` says of the examples, and of scripts whose numbers depend on the Trainer.
+"""Runs `littrainer verify` on the examples, and on scripts whose numbers depend on the Trainer.
 
     python -m tests.commands.verified_scripts [NAME ...]
 
-It prints a line for each, and at the end how many of the examples are equal, and how many planted differences are
-named. NAME is an example, or a name in `PLANTED`.
+NAME is an example, or a name in `PLANTED`. Prints a line for each, and the counts of equal examples and of detected
+differences.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.compat.processes import run_python
 from tests.examples.small_settings import PROCESSES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OF_TRAINER = [example for process in ("texts", "texts to texts") for example in PROCESSES[process]]
+TRAINER_EXAMPLES = [example for process in ("texts", "texts to texts") for example in PROCESSES[process]]
 OPTIONS = {
-    **{example.name: ["--output_dir", "out", *example.options.split()] for example in OF_TRAINER},
+    **{example.name: ["--output_dir", "out", *example.options.split()] for example in TRAINER_EXAMPLES},
     "data_parallel.py": ["--output_dir", "out", "--images", "128", "--epochs", "2"],
 }
 SCRIPT = """
@@ -66,17 +66,17 @@ raise SystemExit("The script goes on after its training.")
 
 
 class Planted(NamedTuple):
-    """A difference between the Trainers in a script.
+    """Difference between the Trainers in a script.
 
     Parameters:
-        at: the comment of `SCRIPT` that it takes the place of.
-        code: what stands there.
-        said: what has to be in the output, as a pattern.
+        at: the comment in `SCRIPT` that the code replaces.
+        code: the replacement.
+        pattern: pattern of the expected output.
     """
 
     at: str
     code: str
-    said: str
+    pattern: str
 
 
 PLANTED = {
@@ -108,23 +108,23 @@ PLANTED = {
 
 
 def verify(folder: Path, script: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder of its own, with few steps where the script takes more."""
+    """Run the command in a folder, with at most eight steps."""
     folder.mkdir(exist_ok=True)
     return run_python("-m", "littrainer", "verify", "--steps", "8", str(script), *options, cwd=folder)
 
 
 def is_equal(done: subprocess.CompletedProcess[str]) -> bool:
-    """Whether the command has called a script equal bit for bit."""
+    """Return whether the command reported bitwise equality."""
     return done.returncode == 0 and done.stdout.startswith("equal, bit for bit: ")
 
 
 def is_named(done: subprocess.CompletedProcess[str], planted: Planted) -> bool:
-    """Whether the command has named a planted difference, with both numbers and its cause."""
-    return done.returncode == 1 and re.search(planted.said, done.stdout) is not None
+    """Return whether the command reported a planted difference with its numbers and cause."""
+    return done.returncode == 1 and re.search(planted.pattern, done.stdout) is not None
 
 
-def planted_script(folder: Path, planted: Planted | None) -> Path:
-    """Write the script, with a difference if one is given."""
+def write_script(folder: Path, planted: Planted | None) -> Path:
+    """Write the script, with a planted difference if not None."""
     folder.mkdir(exist_ok=True)
     code = SCRIPT if planted is None else SCRIPT.replace(f"#{planted.at}", planted.code)
     (folder / "train.py").write_text(code)
@@ -136,17 +136,17 @@ def main(names: list[str]) -> None:
     counts = {"examples": [0, 0], "planted": [0, 0]}
     with tempfile.TemporaryDirectory() as folder:
         for name in names or [*OPTIONS, *PLANTED]:
-            begun, place = time.perf_counter(), Path(folder, name)
+            start, path = time.perf_counter(), Path(folder, name)
             if name in OPTIONS:
-                done = verify(place, EXAMPLES / name, *OPTIONS[name])
+                done = verify(path, EXAMPLES / name, *OPTIONS[name])
                 kind, is_right = "examples", is_equal(done)
             else:
-                done = verify(place, planted_script(place, PLANTED[name]))
+                done = verify(path, write_script(path, PLANTED[name]))
                 kind, is_right = "planted", is_named(done, PLANTED[name])
             counts[kind][0] += is_right
             counts[kind][1] += 1
-            said = done.stdout if is_right else f"{done.stdout}{done.stderr}"
-            print(f"{name} ({time.perf_counter() - begun:.0f} s): {'' if is_right else 'WRONG: '}{said}", flush=True)
+            output = done.stdout if is_right else f"{done.stdout}{done.stderr}"
+            print(f"{name} ({time.perf_counter() - start:.0f} s): {'' if is_right else 'WRONG: '}{output}", flush=True)
     print("{} of {} examples are equal".format(*counts["examples"]))
     print("{} of {} planted differences are named".format(*counts["planted"]))
     sys.exit(any(right < all_ for right, all_ in counts.values()))

@@ -1,4 +1,4 @@
-"""Stand-ins for optimizer libraries: modules whose classes note what they were made with."""
+"""Fake optimizer libraries: modules whose classes record their constructor arguments."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 class Recording(torch.optim.Optimizer):
-    """Plain gradient descent that keeps the keywords it was made with."""
+    """Plain gradient descent that records its constructor arguments."""
 
     def __init__(self, params: Any, lr: float = 0.1, **keywords: Any) -> None:
-        self.given = params
+        self.params = params
         self.keywords = {"lr": lr, **keywords}
         parameters = params.parameters() if isinstance(params, torch.nn.Module) else params
         super().__init__(parameters, {"lr": lr})
@@ -46,14 +46,15 @@ class Recording(torch.optim.Optimizer):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, library: str) -> list[Any]:
-    """Put a stand-in for a library into this process, for us and for transformers, until the test ends.
+    """Install a fake library, for littrainer and transformers, until the test ends.
 
-    What bitsandbytes' manager is told to keep in 32 bits comes into the list that is returned.
-
-    Make training arguments and models beforehand: transformers looks around for libraries while it makes them.
+    Create training arguments and models before: transformers looks for installed libraries then.
 
     Parameters:
-        library: the name it is imported by.
+        library: its import name.
+
+    Returns:
+        the overrides that bitsandbytes' manager receives.
     """
     for name, classes in CLASSES.items():
         if name.split(".")[0] != library:
@@ -62,10 +63,10 @@ def install(monkeypatch: pytest.MonkeyPatch, library: str) -> list[Any]:
         for class_name in classes:
             setattr(module, class_name, type(class_name, (Recording,), {"__module__": name}))
     overrides: list[Any] = []
-    manager = SimpleNamespace(register_module_override=lambda *given: overrides.append(given))
+    manager = SimpleNamespace(register_module_override=lambda *override: overrides.append(override))
     if library == "bitsandbytes":
-        found: Any = sys.modules["bitsandbytes.optim"]
-        found.GlobalOptimManager = SimpleNamespace(get_instance=lambda: manager)
+        bitsandbytes: Any = sys.modules["bitsandbytes.optim"]
+        bitsandbytes.GlobalOptimManager = SimpleNamespace(get_instance=lambda: manager)
     theirs = transformers.trainer_optimizer
     for name in vars(theirs).copy():
         if name.startswith("is_") and name.endswith("_available"):
@@ -76,7 +77,7 @@ def install(monkeypatch: pytest.MonkeyPatch, library: str) -> list[Any]:
 
 
 def add_module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
-    """An empty module of this name, and its parents, until the test ends."""
+    """Add an empty module, and its parents, until the test ends."""
     module = ModuleType(name)
     module.__path__ = []
     monkeypatch.setitem(sys.modules, name, module)
@@ -86,7 +87,7 @@ def add_module(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     return module
 
 
-def find(home: str) -> Any:
-    """The stand-in class at "module:class"."""
-    module, name = home.split(":")
+def find(path: str) -> Any:
+    """Return the fake class at "module:class"."""
+    module, name = path.split(":")
     return getattr(importlib.import_module(module), name)

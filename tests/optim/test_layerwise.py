@@ -27,7 +27,7 @@ LAYERWISE: dict[str, Any] = {
 
 
 class AdamWithProjection(torch.optim.AdamW):
-    """Takes the settings of a projection and projects nothing."""
+    """AdamW that accepts projection settings and ignores them."""
 
 
 def seeded_model() -> NoisyClassifier:
@@ -37,9 +37,9 @@ def seeded_model() -> NoisyClassifier:
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    made = quiet_trainer(tmp_path, seeded_model(), rows=24, **LAYERWISE)
+    trainer = quiet_trainer(tmp_path, seeded_model(), rows=24, **LAYERWISE)
     install(monkeypatch)
-    return made
+    return trainer
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,19 +47,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("galore_torch.GaLoreAdamW", AdamWithProjection)
 
 
-def weights(trainer: Any) -> list[Any]:
+def weights(trainer: Trainer | transformers.Trainer) -> list[Any]:
     return [parameter.tolist() for parameter in trainer.model.parameters()]
 
 
-def history(trainer: Any) -> list[Any]:
-    kept = ("loss", "grad_norm", "learning_rate", "step")
-    return [{name: entry.get(name) for name in kept} for entry in trainer.state.log_history]
+def history(trainer: Trainer | transformers.Trainer) -> list[Any]:
+    names = ("loss", "grad_norm", "learning_rate", "step")
+    return [{name: entry.get(name) for name in names} for entry in trainer.state.log_history]
 
 
 def test_weights_losses_and_rates_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: Trainer
 ) -> None:
-    # transformers steps the stand-in's learning rate only, which changes nothing in this schedule.
+    # transformers steps only the placeholder's learning rate, which a constant schedule does not change.
     trainer.args.lr_scheduler_type = "constant"
     start = weights(trainer)
     trainer.train()
@@ -73,22 +73,23 @@ def test_weights_losses_and_rates_are_those_of_transformers(
 
 def test_the_schedule_drives_the_optimizer_of_each_parameter(trainer: Trainer) -> None:
     start = weights(trainer)
-    seen = []
+    records = []
 
     class Watcher(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            rates = {own.param_groups[0]["lr"] for own in parts["optimizer"].optimizer_dict.values()}
-            seen.append((sorted(rates), weights(trainer) == start))
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            rates = {member.param_groups[0]["lr"] for member in kwargs["optimizer"].optimizer_dict.values()}
+            records.append((sorted(rates), weights(trainer) == start))
 
     trainer.add_callback(Watcher)
     trainer.train()
-    # The first step has the rate 0; what is seen is the rate of the next.
-    assert [rates for rates, _ in seen] == [[pytest.approx(rate)] for rate in (0.025, 0.05, 0.0375, 0.025, 0.0125, 0)]
-    assert [unmoved for _, unmoved in seen] == [True] + [False] * 5
+    # The first step has the rate 0; each record has the rate of the following step.
+    expected = [[pytest.approx(rate)] for rate in (0.025, 0.05, 0.0375, 0.025, 0.0125, 0)]
+    assert [rates for rates, _ in records] == expected
+    assert [is_unchanged for _, is_unchanged in records] == [True] + [False] * 5
     assert [entry["learning_rate"] for entry in history(trainer)][:3] == [0, 0.025, 0.05]
 
 
-def test_a_training_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
+def test_a_resumed_training_equals_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: Trainer
 ) -> None:
     trainer.args.set_save(strategy="steps", steps=3)
@@ -100,10 +101,12 @@ def test_a_training_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
     assert history(resumed)[:6] == history(trainer)[:6]
 
 
-def test_what_a_layerwise_optimizer_cannot_do_is_told(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_what_layerwise_optimizers_cannot_do(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer.args.max_grad_norm = 1.0
     trainer.create_optimizer_and_scheduler(6)
     for part in (trainer.optimizer, trainer.lr_scheduler):
         part.load_state_dict({name: value for name, value in part.state_dict().items() if name != "layerwise"})
-    for told in ("max_grad_norm has no effect", "layer-wise optimizers", "layer-wise schedules"):
-        assert told in caplog.text
+    for warning in ("max_grad_norm has no effect", "layer-wise optimizers", "layer-wise schedules"):
+        assert warning in caplog.text

@@ -18,37 +18,37 @@ from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
-def stepped_by_muon(folder: Path, model: nn.Module) -> set[str]:
+def get_muon_parameters(folder: Path, model: nn.Module) -> set[str]:
     optimizer: Any = quiet_trainer(folder, model, optim="muon").create_optimizer()
-    names = {id(one): name for name, one in model.named_parameters()}
-    found = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
-    assert sorted(functools.reduce(operator.iadd, found, [])) == sorted(names.values())
+    names = {id(param): name for name, param in model.named_parameters()}
+    groups = [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
+    assert sorted(functools.reduce(operator.iadd, groups, [])) == sorted(names.values())
     return {
-        name for names, group in zip(found, optimizer.param_groups, strict=True) if group[BY_MUON] for name in names
+        name for names, group in zip(groups, optimizer.param_groups, strict=True) if group[BY_MUON] for name in names
     }
 
 
 def test_muon_steps_the_matrices_within_a_model(tmp_path: Path) -> None:
-    assert stepped_by_muon(tmp_path, VectorClassifier()) == {"inner.weight"}
-    bert = stepped_by_muon(tmp_path, tiny_bert_classifier())
+    assert get_muon_parameters(tmp_path, VectorClassifier()) == {"inner.weight"}
+    bert = get_muon_parameters(tmp_path, tiny_bert_classifier())
     assert "bert.encoder.layer.0.attention.self.query.weight" in bert
     assert not any(part in name for name in bert for part in ("embeddings", "classifier", "bias", "LayerNorm"))
     swin = SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=4)
-    assert not any("bias" in name for name in stepped_by_muon(tmp_path, SwinForImageClassification(swin)))
-    attention = stepped_by_muon(tmp_path, nn.MultiheadAttention(4, 2))
+    assert not any("bias" in name for name in get_muon_parameters(tmp_path, SwinForImageClassification(swin)))
+    attention = get_muon_parameters(tmp_path, nn.MultiheadAttention(4, 2))
     assert attention == {"in_proj_weight", "out_proj.weight"}
-    gpt2 = stepped_by_muon(tmp_path, tiny_gpt2())
+    gpt2 = get_muon_parameters(tmp_path, tiny_gpt2())
     assert gpt2 and not any(part in name for name in gpt2 for part in ("wte", "wpe", "lm_head", "ln_", "bias"))
 
 
-def test_a_step_is_that_of_torchs_optimizers_each_over_its_parameters(tmp_path: Path) -> None:
+def test_a_step_equals_the_steps_of_torchs_muon_and_adamw(tmp_path: Path) -> None:
     settings = {"learning_rate": 0.02, "weight_decay": 0.1, "adam_beta1": 0.8, "optim": "muon"}
     trainer = quiet_trainer(tmp_path, optim_args="momentum=0.9,ns_steps=4,adamw_lr=0.03,nesterov=false", **settings)
     other = VectorClassifier()
     other.load_state_dict(trainer.model.state_dict())
-    others = [one for name, one in other.named_parameters() if name != "inner.weight"]
+    adamw_params = [param for name, param in other.named_parameters() if name != "inner.weight"]
     decayed = [{"params": [other.head.weight], "weight_decay": 0.1}]
-    plain = [{"params": [one for one in others if one is not other.head.weight], "weight_decay": 0.0}]
+    plain = [{"params": [param for param in adamw_params if param is not other.head.weight], "weight_decay": 0.0}]
     parts = [
         torch.optim.Muon(*([other.inner.weight], 0.02, 0.1, 0.9, False), ns_steps=4, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW([*decayed, *plain], lr=0.03, betas=(0.8, 0.999), fused=True),
@@ -64,7 +64,7 @@ def test_a_step_is_that_of_torchs_optimizers_each_over_its_parameters(tmp_path: 
     torch.testing.assert_close(trainer.model.state_dict(), other.state_dict(), rtol=0, atol=0)
 
 
-def test_a_resumed_training_ends_as_one_in_one_go_and_both_rates_follow_the_schedule(tmp_path: Path) -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one_and_both_rates_follow_the_schedule(tmp_path: Path) -> None:
     def train(folder: Path, resume: bool, **changes: Any) -> Any:
         trainer = quiet_trainer(
             *(folder, None), optim="muon", optim_args="adamw_lr=0.001", save_strategy="steps", save_steps=2, **changes
@@ -72,8 +72,8 @@ def test_a_resumed_training_ends_as_one_in_one_go_and_both_rates_follow_the_sche
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
         return trainer
 
-    whole, resumed = train(tmp_path, False, max_steps=5), train(tmp_path, True, max_steps=5)
-    torch.testing.assert_close(whole.model.state_dict(), resumed.model.state_dict(), rtol=0, atol=0)
+    full, resumed = train(tmp_path, False, max_steps=5), train(tmp_path, True, max_steps=5)
+    torch.testing.assert_close(full.model.state_dict(), resumed.model.state_dict(), rtol=0, atol=0)
     halfway = train(tmp_path / "halfway", False, max_steps=4, lr_scheduler_type="constant_with_warmup", warmup_steps=8)
     assert {group["lr"] for group in halfway.optimizer.param_groups} == {0.01 / 2, 0.001 / 2}
 

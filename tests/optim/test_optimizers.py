@@ -29,17 +29,15 @@ SETTINGS = {
     "rmsprop": "momentum=0.9,alpha=0.8,eps=1e-6,centered=True",
 }
 
-ASKED: list[tuple[str, str | None]] = [*((name.value, None) for name in BUILT_IN), *SETTINGS.items()]
+CASES: list[tuple[str, str | None]] = [*((name.value, None) for name in BUILT_IN), *SETTINGS.items()]
 
 
-@pytest.mark.parametrize(("name", "optim_args"), ASKED)
-def test_a_name_stands_for_the_class_and_keywords_that_it_has_in_transformers(
-    tmp_path: Path, name: str, optim_args: str | None
-) -> None:
-    given: dict[str, Any] = {"optim": name, "optim_args": optim_args, **RATES}
-    ours = get_optimizer_class_and_keywords(quiet_arguments(tmp_path, **given))
+@pytest.mark.parametrize(("name", "optim_args"), CASES)
+def test_class_and_keywords_of_a_name_equal_transformers(tmp_path: Path, name: str, optim_args: str | None) -> None:
+    overrides: dict[str, Any] = {"optim": name, "optim_args": optim_args, **RATES}
+    ours = get_optimizer_class_and_keywords(quiet_arguments(tmp_path, **overrides))
     theirs = transformers.Trainer.get_optimizer_cls_and_kwargs(
-        quiet_arguments(tmp_path, transformers.TrainingArguments, **given)
+        quiet_arguments(tmp_path, transformers.TrainingArguments, **overrides)
     )
     assert ours == theirs and set(OPTIMIZERS) == set(OptimizerNames)
     ours[0]([nn.Parameter(torch.zeros(1))], **ours[1])
@@ -49,20 +47,19 @@ ACCEPTED: dict[str, Convert] = {"rank": int, "scale": float, "on": truth, "kind"
 
 
 @pytest.mark.parametrize("text", [None, "", "rank=4", "rank=4,kind=0.5", " rank = 4 , kind=0.5 ", "rank=4,rank=5"])
-def test_pairs_are_read_as_transformers_reads_them(text: str | None) -> None:
+def test_pairs_are_parsed_as_in_transformers(text: str | None) -> None:
     assert parse_optim_args("galore_adamw", text, {"rank": str, "kind": str}) == _parse_optim_args(text)
 
 
-def test_each_setting_gets_the_type_that_the_optimizer_takes() -> None:
+def test_settings_are_converted_to_the_optimizers_types() -> None:
     settings = parse_optim_args("galore_adamw", "rank=4,scale=1,on=No,kind=std,type=bfloat16", ACCEPTED)
     assert settings == {"rank": 4, "scale": 1.0, "on": False, "kind": "std", "type": torch.bfloat16}
     assert [type(value) for value in settings.values()] == [int, float, bool, str, torch.dtype]
-    # What a Trainer always gives it.
     assert parse_optim_args("adafactor", "scale_parameter=False,relative_step=False", {}) == {}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         *(
             (text, "optim_args=.*key=value,key=value")
@@ -73,13 +70,13 @@ def test_each_setting_gets_the_type_that_the_optimizer_takes() -> None:
         ("scale_parameter=True", "scale_parameter"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_invalid_setting_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_optim_args("adafactor", text, ACCEPTED)
 
 
 @pytest.mark.parametrize(
-    ("optim", "text", "words"),
+    ("optim", "text", "message"),
     [
         ("sgd", "weight_decay=0.1", "'weight_decay', which an argument decides: set weight_decay"),
         ("adamw_torch", "eps=1e-6", "'eps', which an argument decides: set adam_epsilon"),
@@ -87,8 +84,8 @@ def test_a_setting_that_cannot_be_meant_is_refused(text: str, words: str) -> Non
         ("adamw_torch", "rank=4", "'rank', which optim='adamw_torch' does not take; it takes none"),
     ],
 )
-def test_a_setting_that_an_argument_decides_is_refused_with_that_argument(
-    tmp_path: Path, optim: str, text: str, words: str
+def test_a_setting_of_another_argument_is_refused_with_its_name(
+    tmp_path: Path, optim: str, text: str, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         get_optimizer_class_and_keywords(quiet_arguments(tmp_path, optim=optim, optim_args=text))

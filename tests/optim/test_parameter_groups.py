@@ -27,13 +27,13 @@ from tests.scenarios.models import (
 STEPS = 10
 
 
-def an_optimizer(rate: float) -> Any:
-    """Two groups, of which the second never decays."""
+def create_optimizer(rate: float) -> Any:
+    """Create an optimizer of two groups; the second has no weight decay."""
     model = nn.Linear(2, 2)
     return torch.optim.AdamW([{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}], lr=rate)
 
 
-def stepped(optimizer: Any, schedule: Any, times: int) -> None:
+def take_steps(optimizer: Any, schedule: Any, times: int) -> None:
     for _ in range(times):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -45,12 +45,12 @@ def stepped(optimizer: Any, schedule: Any, times: int) -> None:
             schedule.step()
 
 
-def gone_on(old: tuple[Any, Any], new: tuple[Any, Any], rate_then: float | None, rate_now: float) -> None:
-    """Load what an optimizer and a schedule have come to into others, which have been asked for something else."""
-    asked_for = RequestedHyperparameters(*new)
-    for one, other in zip(old, new, strict=True):
-        other.load_state_dict(one.state_dict())
-    asked_for.apply_to(*new, rate_then, rate_now)
+def resume_with(old: tuple[Any, Any], new: tuple[Any, Any], rate_then: float | None, rate_now: float) -> None:
+    """Load the states of an optimizer and a schedule into new ones with other hyperparameters."""
+    requested = RequestedHyperparameters(*new)
+    for source, target in zip(old, new, strict=True):
+        target.load_state_dict(source.state_dict())
+    requested.apply_to(*new, rate_then, rate_now)
 
 
 def rates(optimizer: Any) -> list[float]:
@@ -58,31 +58,32 @@ def rates(optimizer: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(("done", "total"), [(4, STEPS), (STEPS, 2 * STEPS)])
-def test_the_schedule_goes_on_at_its_place_from_the_new_rate(done: int, total: int) -> None:
-    old, new = an_optimizer(0.1), an_optimizer(0.02)
-    old_schedule, schedule = (get_linear_schedule_with_warmup(*one) for one in ((old, 0, STEPS), (new, 0, total)))
-    stepped(old, old_schedule, done)
-    gone_on((old, old_schedule), (new, schedule), 0.1, 0.02)
+def test_the_schedule_continues_at_its_step_with_the_new_rate(done: int, total: int) -> None:
+    old, new = create_optimizer(0.1), create_optimizer(0.02)
+    old_schedule = get_linear_schedule_with_warmup(old, 0, STEPS)
+    schedule = get_linear_schedule_with_warmup(new, 0, total)
+    take_steps(old, old_schedule, done)
+    resume_with((old, old_schedule), (new, schedule), 0.1, 0.02)
     for step in (done, done + 1):
         assert rates(new) == schedule.get_last_lr() == pytest.approx([0.02 * (total - step) / total] * 2)
-        stepped(new, schedule, 1)
+        take_steps(new, schedule, 1)
 
 
-def test_a_schedule_that_goes_by_a_metric_keeps_what_it_has_lowered_the_rate_by() -> None:
-    old, new = an_optimizer(0.1), an_optimizer(0.02)
-    old_schedule, schedule = (ReduceLROnPlateau(one, factor=0.5, patience=0) for one in (old, new))
-    stepped(old, old_schedule, 2)
+def test_a_metric_driven_schedule_keeps_its_reduction_of_the_rate() -> None:
+    old, new = create_optimizer(0.1), create_optimizer(0.02)
+    old_schedule, schedule = (ReduceLROnPlateau(optimizer, factor=0.5, patience=0) for optimizer in (old, new))
+    take_steps(old, old_schedule, 2)
     assert rates(old) == pytest.approx([0.05] * 2)
-    gone_on((old, old_schedule), (new, schedule), 0.1, 0.02)
+    resume_with((old, old_schedule), (new, schedule), 0.1, 0.02)
     assert rates(new) == pytest.approx([0.01] * 2)
 
 
-def test_other_groups_than_the_checkpoint_has_are_refused() -> None:
-    old, new = an_optimizer(0.1), an_optimizer(0.02)
-    asked_for = RequestedHyperparameters(new, None)
+def test_groups_that_differ_from_the_checkpoints_are_refused() -> None:
+    old, new = create_optimizer(0.1), create_optimizer(0.02)
+    requested = RequestedHyperparameters(new, None)
     old.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(ValueError, match="3 groups of parameters and the new one 2"):
-        asked_for.apply_to(old, None, 0.1, 0.02)
+        requested.apply_to(old, None, 0.1, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_other_groups_than_the_checkpoint_has_are_refused() -> None:
         (None, {"learning_rate": 0.1}, True),
     ],
 )
-def test_hyperparameters_are_compared_as_a_file_holds_them(then: Any, now: Any, differ: bool) -> None:
+def test_hyperparameters_are_compared_in_their_stored_form(then: Any, now: Any, differ: bool) -> None:
     assert have_hyperparameters_changed(then, now) is differ
 
 
 class OddlyNamed(nn.Module):
-    """Names that hold `norm` or `bias` in every position."""
+    """Model whose names have `norm` or `bias` in every position."""
 
     NAMES = (
         *("norm", "norms", "prenorm", "q_norm", "norm_q", "normalizer", "LayerNorm2"),
@@ -133,7 +134,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_the_names_are_those_that_transformers_decays_in_its_order(build: Callable[[], nn.Module]) -> None:
+def test_decayed_names_and_their_order_equal_transformers(build: Callable[[], nn.Module]) -> None:
     model = build()
     owner: Any = None
     assert get_decayed_parameter_names(model) == transformers.Trainer.get_decay_parameter_names(owner, model)

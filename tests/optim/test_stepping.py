@@ -21,7 +21,7 @@ PARAMETERS = [torch.nn.Parameter(torch.zeros(1))]
 
 
 class Ordered(torch.optim.SGD):
-    """Notes when it steps, and takes no closure."""
+    """Optimizer without a closure that records its steps."""
 
     def __init__(self) -> None:
         super().__init__(PARAMETERS)
@@ -31,7 +31,7 @@ class Ordered(torch.optim.SGD):
         self.order.append("step")
 
 
-def test_an_optimizer_of_another_library_steps_after_the_closure_and_without_it() -> None:
+def test_a_third_party_optimizer_steps_after_the_closure_and_without_it() -> None:
     optimizer = Ordered()
 
     def closure() -> float:
@@ -44,7 +44,7 @@ def test_an_optimizer_of_another_library_steps_after_the_closure_and_without_it(
     assert optimizer.order == ["closure", "step", "step"]
 
 
-def test_an_attribute_that_a_scaler_sets_is_the_optimizers() -> None:
+def test_an_attribute_set_by_a_scaler_is_set_on_the_optimizer() -> None:
     optimizer: Any = Ordered()
     first: Any = ClosureFirstOptimizer(optimizer, lambda inner, *_: inner.step())
     first.found_inf = 1.0
@@ -58,64 +58,63 @@ GRADIENTS = [torch.tensor([3.0, -4.0]), torch.tensor([[1.0, 2.0], [2.0, 4.0]]), 
 
 @pytest.fixture
 def meshes(tmp_path: Path) -> Iterator[list[DeviceMesh]]:
-    """Two meshes of the one process that there is."""
+    """Create two meshes of a single process."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield [init_device_mesh("cpu", (1,), mesh_dim_names=(name,)) for name in ("dp_shard", "tp")]
     dist.destroy_process_group()
 
 
-def with_gradients(*places: DeviceMesh | None) -> list[nn.Parameter]:
-    """A parameter for each gradient, on a mesh where there is one, and one without a gradient."""
+def create_parameters(*meshes: DeviceMesh | None) -> list[nn.Parameter]:
+    """Create a parameter for each gradient, sharded if it has a mesh, and a parameter without a gradient."""
     parameters = []
-    for place, gradient in zip(places, GRADIENTS, strict=True):
-        spread: Any = gradient.clone() if place is None else distribute_tensor(gradient.clone(), place, [Shard(0)])
-        parameters.append(nn.Parameter(torch.zeros_like(spread)))
-        parameters[-1].grad = spread
+    for mesh, values in zip(meshes, GRADIENTS, strict=True):
+        gradient: Any = values.clone() if mesh is None else distribute_tensor(values.clone(), mesh, [Shard(0)])
+        parameters.append(nn.Parameter(torch.zeros_like(gradient)))
+        parameters[-1].grad = gradient
     return [*parameters, nn.Parameter(torch.zeros(1))]
 
 
-def whole(parameters: list[nn.Parameter]) -> list[list[Any]]:
-    gradients: list[Any] = [one.grad for one in parameters if one.grad is not None]
-    return [(one.full_tensor() if hasattr(one, "full_tensor") else one).tolist() for one in gradients]
+def get_full_gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
 
 
-@pytest.mark.parametrize("places", [(0, None, 1), (0, 0, None), (0, 0, 0), (None, None, None)], ids=str)
+@pytest.mark.parametrize("layout", [(0, None, 1), (0, 0, None), (0, 0, 0), (None, None, None)], ids=str)
 @pytest.mark.parametrize(("norm_type", "max_norm"), [(2.0, 0.5), (1.0, 100.0), (float("inf"), 0.5)])
-def test_gradients_on_several_meshes_are_clipped_as_whole_ones(
-    meshes: list[DeviceMesh], places: tuple[int | None, ...], norm_type: float, max_norm: float
+def test_sharded_gradients_on_several_meshes_are_clipped_like_replicated_gradients(
+    meshes: list[DeviceMesh], layout: tuple[int | None, ...], norm_type: float, max_norm: float
 ) -> None:
-    plain = with_gradients(None, None, None)
+    plain = create_parameters(None, None, None)
     expected = nn.utils.clip_grad_norm_(plain, max_norm, norm_type)
-    spread = with_gradients(*(None if place is None else meshes[place] for place in places))
-    norm = clip_gradient_norm(iter(spread), max_norm, norm_type)
+    sharded = create_parameters(*(None if index is None else meshes[index] for index in layout))
+    norm = clip_gradient_norm(iter(sharded), max_norm, norm_type)
     assert not hasattr(norm, "device_mesh") and norm.item() == pytest.approx(expected.item())
-    for found, wanted in zip(whole(spread), whole(plain), strict=True):
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted))
-    assert is_on_several_meshes(spread) is (len(set(places)) > 1) and not is_on_several_meshes(plain)
+    torch.testing.assert_close(get_full_gradients(sharded), get_full_gradients(plain))
+    assert is_on_several_meshes(sharded) is (len(set(layout)) > 1) and not is_on_several_meshes(plain)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
-def test_norms_of_offloaded_gradients_are_put_together_where_the_processes_are_connected(norm_type: float) -> None:
-    exchanged: list[str] = []
+def test_norms_of_offloaded_gradients_are_reduced_on_the_device_of_the_process_group(norm_type: float) -> None:
+    devices: list[str] = []
 
-    class Noting(TorchDispatchMode):
+    class RecordingMode(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if DTensor in types:
                 return NotImplemented
             if function is torch.ops._c10d_functional.all_reduce.default:
-                exchanged.append(args[0].device.type)
+                devices.append(args[0].device.type)
             return function(*args, **(kwargs or {}))
 
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        # The other way round, without values: processes on CPUs, and gradients on a GPU that need not be there.
+        # Reversed, and without values: the process group is on CPUs, and the gradients on a fake GPU.
         spec = DTensorSpec(init_device_mesh("cpu", (2,)), (Shard(0),), TensorMeta(torch.Size([4]), (1,), torch.float32))
-        with FakeTensorMode() as mode, Noting():
+        with FakeTensorMode() as mode, RecordingMode():
             shards = [FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda")) for _ in range(4)]
             parts: list[Any] = [DTensor(local, spec, requires_grad=False) for local in shards]
             parts[0].grad, parts[1].grad = parts[2:]
             assert clip_gradient_norm(parts[:2], float("inf"), norm_type).device.type == "cpu"
     finally:
         dist.destroy_process_group()
-    assert exchanged == ["cpu"]
+    assert devices == ["cpu"]

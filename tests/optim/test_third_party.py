@@ -42,15 +42,14 @@ SETTINGS: dict[str, str] = {
     "adamw_torch_4bit": "bf16_stochastic_round=True",
     "stable_adamw": "decouple_lr=True,max_lr=0.1,kahan_sum=True",
 }
-"""Name -> optim_args that transformers reads as they are meant."""
+"""Name -> optim_args that transformers parses correctly."""
 
 
-LAYERWISE = [name for name, entry in THIRD_PARTY.items() if entry.is_layerwise]
-WHOLE = [name.value for name in THIRD_PARTY if name not in LAYERWISE]
+NOT_LAYERWISE = [name.value for name, entry in THIRD_PARTY.items() if not entry.is_layerwise]
 
 
 class Projected(nn.Module):
-    """Linear layers and others under names that transformers' models have."""
+    """Linear and other layers with names as in transformers' models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,51 +59,51 @@ class Projected(nn.Module):
         self.dense_norm = nn.LayerNorm(4)
 
 
-def library_of(name: str) -> str:
-    return THIRD_PARTY[OptimizerNames(name)].homes[0].split(":")[0].split(".")[0]
+def get_library(name: str) -> str:
+    return THIRD_PARTY[OptimizerNames(name)].paths[0].split(":")[0].split(".")[0]
 
 
-def asked_of_both(
+def resolve_both(
     monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, optim_args: str | None
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """What littrainer and transformers answer to the same arguments and model."""
-    given = {"optim": name, "optim_args": optim_args, **NUMBERS}
-    ours = quiet_arguments(folder, **given)
-    theirs = quiet_arguments(folder, transformers.TrainingArguments, **given)
+    """Return class and keywords from littrainer and transformers for the same arguments and model."""
+    overrides = {"optim": name, "optim_args": optim_args, **NUMBERS}
+    ours = quiet_arguments(folder, **overrides)
+    theirs = quiet_arguments(folder, transformers.TrainingArguments, **overrides)
     model: Any = Projected()
-    ask_transformers = transformers.Trainer.get_optimizer_cls_and_kwargs
-    libraries.install(monkeypatch, library_of(name))
-    return [get_optimizer_class_and_keywords(ours, model), ask_transformers(theirs, model)]
+    libraries.install(monkeypatch, get_library(name))
+    expected = transformers.Trainer.get_optimizer_cls_and_kwargs(theirs, model)
+    return [get_optimizer_class_and_keywords(ours, model), expected]
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, **given: Any) -> tuple[Any, dict[str, Any]]:
-    """What littrainer answers about a model with linear layers."""
-    args = quiet_arguments(folder, optim=name, **{"optim_target_modules": "all-linear", **given})
-    libraries.install(monkeypatch, library_of(name))
+def resolve(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, **overrides: Any) -> tuple[Any, dict[str, Any]]:
+    """Return class and keywords for a model with linear layers."""
+    args = quiet_arguments(folder, optim=name, **{"optim_target_modules": "all-linear", **overrides})
+    libraries.install(monkeypatch, get_library(name))
     return get_optimizer_class_and_keywords(args, Projected())
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_name_stands_for_the_class_and_keywords_that_it_has_in_transformers(
+@pytest.mark.parametrize("name", NOT_LAYERWISE)
+def test_class_and_keywords_of_a_name_equal_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    ours, theirs = asked_of_both(monkeypatch, tmp_path, name, None)
+    ours, theirs = resolve_both(monkeypatch, tmp_path, name, None)
     assert ours == theirs
     assert ours[1]["lr"] == 0.02
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_optim_args_become_the_keywords_that_they_become_in_transformers(
+def test_keywords_from_optim_args_equal_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    ours, theirs = asked_of_both(monkeypatch, tmp_path, name, SETTINGS[name])
+    ours, theirs = resolve_both(monkeypatch, tmp_path, name, SETTINGS[name])
     assert ours == theirs
-    assert _settings(ours) != _settings(asked(monkeypatch, tmp_path, name, **NUMBERS))
+    assert get_settings(ours) != get_settings(resolve(monkeypatch, tmp_path, name, **NUMBERS))
 
 
-def _settings(answer: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
-    """Keywords, and those of the projected group, without the parameters."""
-    keywords = dict(answer[1])
+def get_settings(result: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
+    """Return the keywords and the settings of the get_projected_names group, without the parameters."""
+    keywords = dict(result[1])
     groups = keywords.pop("params", [{}])
     return {**keywords, **{name: value for name, value in groups[-1].items() if name != "params"}}
 
@@ -112,17 +111,17 @@ def _settings(answer: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "optim_args", "expected"),
     [
-        # transformers hands these on as text, or takes any text for true.
+        # transformers passes these on as text, or takes any text for true.
         ("adamw_torch_8bit", "block_size=128", {"block_size": 128}),
         ("stable_adamw", "kahan_sum=False,decouple_lr=no", {"kahan_sum": False, "decouple_lr": False}),
         ("rmsprop_bnb_8bit", "momentum=0.5,centered=true", {"momentum": 0.5, "centered": True, "optim_bits": 8}),
         ("galore_adafactor_layerwise", "rank=2", {"scale_parameter": False, "relative_step": False}),
     ],
 )
-def test_a_setting_reaches_the_class_in_the_type_that_it_needs(
+def test_a_setting_is_converted_to_the_type_of_the_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, optim_args: str, expected: dict[str, Any]
 ) -> None:
-    keywords = asked(monkeypatch, tmp_path, name, optim_args=optim_args)[1]
+    keywords = resolve(monkeypatch, tmp_path, name, optim_args=optim_args)[1]
     assert {key: keywords[key] for key in expected} == expected
 
 
@@ -132,40 +131,40 @@ def test_a_missing_library_is_named_with_what_to_install(
 ) -> None:
     entry = THIRD_PARTY[OptimizerNames(name)]
     args = quiet_arguments(tmp_path, optim=name, optim_target_modules="all-linear")
-    libraries.install(monkeypatch, library_of(name))
+    libraries.install(monkeypatch, get_library(name))
     if entry.projects or name.endswith("lomo"):
         with pytest.raises(ValueError, match=f"optim='{name}' needs the model"):
             get_optimizer_class_and_keywords(args)
     # Absent, and too old to have the class.
-    for module in (None, ModuleType(library_of(name))):
-        for home in entry.homes:
-            monkeypatch.setitem(sys.modules, home.split(":")[0], module)
+    for module in (None, ModuleType(get_library(name))):
+        for path in entry.paths:
+            monkeypatch.setitem(sys.modules, path.split(":")[0], module)
         with pytest.raises(ImportError) as caught:
             get_optimizer_class_and_keywords(args, Projected())
         assert f"optim={name!r}" in str(caught.value) and f"pip install {entry.package!r}" in str(caught.value)
 
 
-def test_a_schedule_free_optimizer_needs_its_warm_up_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_free_optimizer_requires_warmup_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"schedule_free_adamw.*warmup_steps as a number of steps.*0\.25"):
-        asked(monkeypatch, tmp_path, "schedule_free_adamw", warmup_steps=0.25)
-    keywords = asked(monkeypatch, tmp_path, "schedule_free_adamw", warmup_steps=0.25, max_steps=40)[1]
+        resolve(monkeypatch, tmp_path, "schedule_free_adamw", warmup_steps=0.25)
+    keywords = resolve(monkeypatch, tmp_path, "schedule_free_adamw", warmup_steps=0.25, max_steps=40)[1]
     assert keywords["warmup_steps"] == 10
 
 
-@pytest.mark.parametrize(("name", "kept"), [("adamw_bnb_8bit", 1), ("paged_adamw_32bit", 0)])
-def test_embeddings_keep_their_state_in_32_bits_where_the_rest_has_8(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: int
+@pytest.mark.parametrize(("name", "count"), [("adamw_bnb_8bit", 1), ("paged_adamw_32bit", 0)])
+def test_embeddings_have_32_bit_state_if_other_state_has_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, count: int
 ) -> None:
     args = quiet_arguments(tmp_path, optim=name)
     overrides = libraries.install(monkeypatch, "bitsandbytes")
     model = Projected()
     groups = [{"params": list(model.parameters())}]
     build_optimizer(model, groups, *get_optimizer_class_and_keywords(args, model))
-    assert overrides == [(model.embedding, "weight", {"optim_bits": 32})] * kept
+    assert overrides == [(model.embedding, "weight", {"optim_bits": 32})] * count
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-def test_lomo_updates_in_its_own_backward_pass_at_the_schedules_rate(
+def test_lomo_updates_in_its_fused_backward_at_the_schedules_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Trainer]
 ) -> None:
     rates = []
@@ -174,7 +173,7 @@ def test_lomo_updates_in_its_own_backward_pass_at_the_schedules_rate(
         loss.backward()
         rates.append(rate)
         with torch.no_grad():
-            for parameter in optimizer.given.parameters():
+            for parameter in optimizer.params.parameters():
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-rate)
                     parameter.grad = None
@@ -186,7 +185,7 @@ def test_lomo_updates_in_its_own_backward_pass_at_the_schedules_rate(
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.train()
     assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert trainer.optimizer.given is trainer.model
+    assert trainer.optimizer.params is trainer.model
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
@@ -195,13 +194,13 @@ TARGETS: list[Any] = ["dense", ".*dense.*", r".*\.(query|key)", ["query"], ["att
 
 
 @pytest.mark.parametrize("targets", TARGETS, ids=str)
-def test_a_path_is_a_target_where_transformers_says_so(targets: Any) -> None:
+def test_targets_match_the_same_paths_as_in_transformers(targets: Any) -> None:
     assert [is_target(targets, path) for path in PATHS] == [check_target_module_exists(targets, path) for path in PATHS]
 
 
-def projected(monkeypatch: pytest.MonkeyPatch, folder: Path, targets: Any, **given: Any) -> list[str]:
-    """Names of the parameters in the projected group."""
-    args = quiet_arguments(folder, optim="galore_adamw", optim_target_modules=targets, **given)
+def get_projected_names(monkeypatch: pytest.MonkeyPatch, folder: Path, targets: Any) -> list[str]:
+    """Return the names of the parameters in the get_projected_names group."""
+    args = quiet_arguments(folder, optim="galore_adamw", optim_target_modules=targets)
     libraries.install(monkeypatch, "galore_torch")
     model = Projected()
     groups = get_optimizer_class_and_keywords(args, model)[1]["params"]
@@ -228,30 +227,29 @@ def test_the_weights_of_the_named_linear_layers_are_projected(
     targets: Any,
     expected: list[str],
 ) -> None:
-    assert projected(monkeypatch, tmp_path, targets) == expected
-    # A module of another kind that is named is told of.
+    assert get_projected_names(monkeypatch, tmp_path, targets) == expected
     assert caplog.text.count("dense_norm, which is no linear layer") == (targets == ["query", "dense"])
 
 
 @pytest.mark.parametrize(
-    ("targets", "named"),
+    ("targets", "message"),
     [
         (None, r"galore_adamw.*optim_target_modules"),
         (["nothing"], r"optim_target_modules=\['nothing'\] names no linear layer of Projected"),
     ],
 )
-def test_targets_that_name_nothing_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any, named: str
+def test_targets_without_a_match_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=named):
-        projected(monkeypatch, tmp_path, targets)
+    with pytest.raises(ValueError, match=message):
+        get_projected_names(monkeypatch, tmp_path, targets)
 
 
-def test_a_layerwise_optimizer_refuses_to_accumulate_and_several_processes(
+def test_a_layerwise_optimizer_refuses_accumulation_and_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="gradient_accumulation_steps=1 instead of 2"):
-        asked(monkeypatch, tmp_path, "apollo_adamw_layerwise", gradient_accumulation_steps=2)
+        resolve(monkeypatch, tmp_path, "apollo_adamw_layerwise", gradient_accumulation_steps=2)
     monkeypatch.setattr(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED)
     with pytest.raises(NotImplementedError, match=r"galore_adamw_layerwise.*one process"):
-        asked(monkeypatch, tmp_path, "galore_adamw_layerwise")
+        resolve(monkeypatch, tmp_path, "galore_adamw_layerwise")

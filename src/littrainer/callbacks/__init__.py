@@ -1,1 +1,1 @@
-"""Callbacks, the state and control that they are given, and which of Lightning's callbacks work."""
+"""Callbacks, their state and control, and support for Lightning's callbacks."""

@@ -1,4 +1,4 @@
-"""`TrainerCallback`: what a user derives from to watch or steer training."""
+"""`TrainerCallback`: base class of callbacks that watch or steer training."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerControl, TrainerState
 
 
-# What an event may return: the control to go on with, or nothing to keep the one there is.
+# An event may return a new control, or None to keep the current control.
 Steering = Union["TrainerControl", None]
 
 
 class TrainerCallback:
-    """Derive from this class and override the events of interest.
+    """Base class of callbacks: derive from it and override the events of interest.
 
     Each event is called as `event(args, state, control, **kwargs)`: with the training arguments, the `TrainerState`,
     the `TrainerControl`, and by keyword `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader`
     and `eval_dataloader`; `on_log` also has `logs`, `on_evaluate` and `on_predict` have `metrics`. An event may change
-    the control in place, or return the one to go on with; nothing else may be returned.
+    the control in place or return a new control, and nothing else.
     """
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """The Trainer has been constructed."""
+        """Run after the Trainer is constructed."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """Training begins."""
+        """Run when training begins."""
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """Training has ended."""
+        """Run when training has ended."""
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """An epoch begins."""
+        """Run when an epoch begins."""
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """An epoch has ended."""
+        """Run when an epoch has ended."""
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """The first micro-batch of an optimizer step comes next."""
+        """Run before the first micro-batch of an optimizer step."""
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """Gradients are accumulated and clipped, the optimizer steps next."""
+        """Run before the optimizer steps, after gradients are accumulated and clipped."""
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """The optimizer has stepped, gradients are not cleared yet."""
+        """Run after the optimizer has stepped, before gradients are cleared."""
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """A micro-batch that does not complete an optimizer step has been accumulated."""
+        """Run after a micro-batch that does not complete an optimizer step."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """An optimizer step is complete."""
+        """Run after an optimizer step."""
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """An evaluation has ended (`metrics`)."""
+        """Run after an evaluation (`metrics`)."""
 
     def on_predict(
         self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> Steering:
-        """A prediction has ended (`metrics`)."""
+        """Run after a prediction (`metrics`)."""
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """A checkpoint has been saved."""
+        """Run after a checkpoint is saved."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """Values are logged (`logs`)."""
+        """Run when values are logged (`logs`)."""
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """A batch of an evaluation or prediction is done."""
+        """Run after a batch of an evaluation or prediction."""
 
     def on_push_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
-        """A push to the Hub begins."""
+        """Run when a push to the Hub begins."""
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))

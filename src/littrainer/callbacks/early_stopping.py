@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class EarlyStoppingError(AssertionError, ValueError):
-    """Early stopping lacks an argument; transformers asserts that it is there."""
+    """Missing argument of early stopping; transformers raises an AssertionError."""
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
-    """Ends training when `metric_for_best_model` has not improved for a number of evaluations.
+    """Callback that stops training when `metric_for_best_model` has not improved for a number of evaluations.
 
     Parameters:
         early_stopping_patience: evaluations without improvement after which training stops.
-        early_stopping_threshold: by how much the metric has to beat the best one to count as improved.
+        early_stopping_threshold: minimum improvement over the best value.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0):
@@ -31,13 +31,13 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Count one more evaluation without improvement, or start counting again.
+        """Count an evaluation without improvement, or reset the counter.
 
         Parameters:
-            args: whether greater is better.
-            state: the best value so far.
+            args: training arguments with `greater_is_better`.
+            state: state with the best value so far.
             control: not used.
-            metric_value: the value of this evaluation.
+            metric_value: value of this evaluation.
         """
         gain = None
         if state.best_metric is not None:
@@ -48,7 +48,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             self.early_stopping_patience_counter += 1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raise an EarlyStoppingError without `metric_for_best_model` or an evaluation strategy."""
+        """Raise an EarlyStoppingError if `metric_for_best_model` or an evaluation strategy is missing."""
         if args.metric_for_best_model is None:
             raise EarlyStoppingError("EarlyStoppingCallback requires metric_for_best_model, which it watches: set it.")
         if args.eval_strategy == IntervalStrategy.NO:
@@ -69,7 +69,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Compare the evaluation's metric with the best one, and stop after too many without improvement."""
+        """Compare the metric with the best value, and stop after too many evaluations without improvement."""
         name = args.metric_for_best_model
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
@@ -85,7 +85,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             control.should_training_stop = True
 
     def state(self) -> dict[str, Any]:
-        """Return patience, threshold and the evaluations counted so far."""
+        """Return patience, threshold and the counter."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,
@@ -99,11 +99,11 @@ COUNTER = "early_stopping_patience_counter"
 
 
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
-    """Restore the counters of callbacks that stop early from `TrainerState.stateful_callbacks`."""
-    # Two of one class have a list of states, with more at each save: the last ones are theirs, in their order.
-    left = {name: [*saved] if isinstance(saved, list) else [saved] for name, saved in saved_states.items()}
+    """Restore the counters of early-stopping callbacks from `TrainerState.stateful_callbacks`."""
+    # Several callbacks of a class have a list of states, to which each save appends: read it from its end.
+    remaining = {name: [*saved] if isinstance(saved, list) else [saved] for name, saved in saved_states.items()}
     for callback in reversed([*callbacks]):
-        states = left.get(type(callback).__name__)
+        states = remaining.get(type(callback).__name__)
         attributes = states.pop().get("attributes", {}) if states else {}
         if hasattr(callback, COUNTER) and COUNTER in attributes:
             setattr(callback, COUNTER, attributes[COUNTER])

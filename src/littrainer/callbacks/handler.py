@@ -1,4 +1,4 @@
-"""`CallbackHandler`, which calls each callback at each event, in order; and the checks of callbacks."""
+"""`CallbackHandler`, which calls the callbacks at each event, and checks of callbacks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
-# The keywords of each event, attributes of the handler.
 KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_keywords = attrgetter(*KEYWORDS)
-# An object of no callback class is taken for a callback if it has this event; it is called for the events that it has.
-NEEDED_EVENT = "on_step_end"
+# An object of another class is accepted as a callback if it has this event.
+REQUIRED_EVENT = "on_step_end"
 ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
-"""Set on an error if the callbacks have received on_train_end before it, as when a search prunes its trial."""
-# The beginning of the note of an error in a callback.
+"""Set on an error after on_train_end was called, as when a search prunes its trial."""
 FROM_CALLBACK = "It came from the callback"
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Sets the control's switches from the logging, evaluation and save strategies."""
+    """Callback that sets the control's switches from the logging, evaluation and save strategies."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Set the switches of the `steps` strategies; at the last step also those of outstanding actions."""
+        """Set the switches of the `steps` strategies; the last step always evaluates and saves."""
         step = state.global_step
         is_last = step >= state.max_steps
         if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
@@ -64,8 +62,8 @@ class DefaultFlowCallback(TrainerCallback):
         return control
 
 
-def _forwarded(event: str, *cleared: str) -> Callable[..., TrainerControl]:
-    """Make the handler's method for an event; it first clears switches of the control."""
+def _create_event_method(event: str, *cleared: str) -> Callable[..., TrainerControl]:
+    """Return the handler's method for an event, which first clears switches of the control."""
 
     def call(self: CallbackHandler, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         for switch in cleared:
@@ -79,26 +77,26 @@ def _forwarded(event: str, *cleared: str) -> Callable[..., TrainerControl]:
 
 
 class CallbackHandler(TrainerCallback):
-    """The Trainer's list of callbacks; every `on_*` event goes through `call_event`.
+    """List of the Trainer's callbacks; every `on_*` event is called through `call_event`.
 
     Parameters:
         callbacks: callbacks or callback classes, called in this order.
         model, processing_class, optimizer, lr_scheduler: keywords of each event; keep them current.
     """
 
-    on_init_end = _forwarded("on_init_end")
-    on_train_begin = _forwarded("on_train_begin", "should_training_stop")
-    on_train_end = _forwarded("on_train_end")
-    on_epoch_begin = _forwarded("on_epoch_begin", "should_epoch_stop")
-    on_epoch_end = _forwarded("on_epoch_end")
-    on_step_begin = _forwarded("on_step_begin", "should_log", "should_evaluate", "should_save")
-    on_pre_optimizer_step = _forwarded("on_pre_optimizer_step")
-    on_optimizer_step = _forwarded("on_optimizer_step")
-    on_substep_end = _forwarded("on_substep_end")
-    on_step_end = _forwarded("on_step_end")
-    on_save = _forwarded("on_save", "should_save")
-    on_prediction_step = _forwarded("on_prediction_step")
-    on_push_begin = _forwarded("on_push_begin")
+    on_init_end = _create_event_method("on_init_end")
+    on_train_begin = _create_event_method("on_train_begin", "should_training_stop")
+    on_train_end = _create_event_method("on_train_end")
+    on_epoch_begin = _create_event_method("on_epoch_begin", "should_epoch_stop")
+    on_epoch_end = _create_event_method("on_epoch_end")
+    on_step_begin = _create_event_method("on_step_begin", "should_log", "should_evaluate", "should_save")
+    on_pre_optimizer_step = _create_event_method("on_pre_optimizer_step")
+    on_optimizer_step = _create_event_method("on_optimizer_step")
+    on_substep_end = _create_event_method("on_substep_end")
+    on_step_end = _create_event_method("on_step_end")
+    on_save = _create_event_method("on_save", "should_save")
+    on_prediction_step = _create_event_method("on_prediction_step")
+    on_push_begin = _create_event_method("on_push_begin")
 
     def __init__(self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any):
         self.callbacks: list[Any] = []
@@ -120,18 +118,18 @@ class CallbackHandler(TrainerCallback):
             )
 
     def add_callback(self, callback: Any) -> None:
-        """Append a callback, or an instance of a callback class; a TypeError if it is no callback of a Trainer."""
+        """Append a callback, or an instance of a class; raise a TypeError for other objects."""
         added = create_callback(callback)
         if any(type(present) is type(added) for present in self.callbacks):
             logger.warning("A second %s is added to the callbacks; both will be called.", type(added).__name__)
         self.callbacks.append(added)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return the first callback of a class, or this very one; None if there is none."""
+        """Remove and return this callback, or the first callback of this class; None if absent."""
         return pop_matching(self.callbacks, callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove the first callback of a class (if there is one), or this very one; an absent one is a ValueError."""
+        """Remove this callback (raise a ValueError if absent), or the first callback of this class, if any."""
         if isinstance(callback, type):
             self.pop_callback(callback)
         else:
@@ -139,7 +137,7 @@ class CallbackHandler(TrainerCallback):
 
     @property
     def callback_list(self) -> str:
-        """The class names of the callbacks, one on each line."""
+        """Class names of the callbacks, on separate lines."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def on_evaluate(  # type: ignore[override]
@@ -163,14 +161,14 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
 
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Call one event on each callback that overrides it, and return the control to go on with."""
-        nothing = getattr(TrainerCallback, event, None)
-        # Not over a copy: a callback that another one adds is called for the same event.
+        """Call an event on each callback that overrides it, and return the resulting control."""
+        base = getattr(TrainerCallback, event, None)
+        # Iterate over the list itself: a callback added by another callback is called for the same event.
         for callback in self.callbacks:
-            # Usually neither its class nor the callback itself overrides the event.
-            if nothing is not None and getattr(type(callback), event, None) is nothing and event not in vars(callback):
+            # Fast path: the event is not overridden.
+            if base is not None and getattr(type(callback), event, None) is base and event not in vars(callback):
                 continue
-            # An object of another class may lack an event, or have any attribute.
+            # Objects of other classes may lack events.
             method = getattr(callback, event, None)
             if not callable(method):
                 continue
@@ -192,20 +190,20 @@ def _note_callback(error: Exception, callback: Any, event: str, state: Any) -> N
 
 
 def normalize_callbacks(callbacks: Any) -> list[Any]:
-    """Return the `callbacks` of a script as a list; None is none, and a single callback a TypeError."""
+    """Return the user's `callbacks` as a list; raise a TypeError for a single callback."""
     if callbacks is None:
         return []
     if isinstance(callbacks, (str, bytes, type)) or not isinstance(callbacks, Iterable):
-        given = f"the class {callbacks.__name__}" if isinstance(callbacks, type) else kind_of(callbacks)
-        raise TypeError(f"callbacks takes a list of callbacks, and was given {given}: write callbacks=[...].")
+        kind = f"the class {callbacks.__name__}" if isinstance(callbacks, type) else kind_of(callbacks)
+        raise TypeError(f"callbacks takes a list of callbacks, and was given {kind}: write callbacks=[...].")
     return list(callbacks)
 
 
 def create_callback(callback: Any) -> Any:
-    """Return a callback that was passed as an instance, or as a class to make one of.
+    """Return a callback that the user passed as an instance or as a class.
 
     Raises:
-        TypeError: it is no callback of a Trainer, or its class takes arguments.
+        TypeError: the object is no callback of a Trainer, or its class takes arguments.
     """
     is_class = isinstance(callback, type)
     kind: type = callback if is_class else type(callback)
@@ -214,7 +212,7 @@ def create_callback(callback: Any) -> Any:
             f"{kind.__name__} is a Lightning callback, which the Trainer's callback handler does not call: add it with "
             "trainer.add_callback(...), or give it in callbacks=[...]."
         )
-    if not issubclass(kind, TrainerCallback) and not callable(getattr(callback, NEEDED_EVENT, None)):
+    if not issubclass(kind, TrainerCallback) and not callable(getattr(callback, REQUIRED_EVENT, None)):
         what = f"the class {kind.__name__}" if is_class else f"{callback!r} ({kind_of(callback)})"
         raise TypeError(
             f"A callback was given that is neither a TrainerCallback nor a Lightning callback: {what}. Derive its "
@@ -224,7 +222,7 @@ def create_callback(callback: Any) -> Any:
 
 
 def instantiate_callback(callback: Any) -> Any:
-    """Return a callback, or an instance of a class; a TypeError if the class takes arguments."""
+    """Return a callback, or an instance of a class; raise a TypeError if the class takes arguments."""
     if not isinstance(callback, type):
         return callback
     try:
@@ -235,7 +233,7 @@ def instantiate_callback(callback: Any) -> Any:
 
 
 def pop_matching(callbacks: list[Any], callback: Any) -> Any:
-    """Remove and return the first callback of a class in a list, or this very one; None if there is none."""
+    """Remove and return this callback, or the first callback of this class; None if absent."""
     for present in callbacks:
         if isinstance(present, callback) if isinstance(callback, type) else present == callback:
             callbacks.remove(present)
@@ -245,9 +243,9 @@ def pop_matching(callbacks: list[Any], callback: Any) -> Any:
 
 @contextmanager
 def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
-    """Call `on_training_failed` of the callbacks if the training within ends with an error or an interruption.
+    """Call `on_training_failed` on callbacks that have it, if the training ends with an error or an interruption.
 
-    A callback has this method if it has to close what `on_train_begin` opened. An error in it is logged.
+    The method closes what `on_train_begin` opened; errors in it are logged.
 
     Parameters:
         state: returns the state of the training.
@@ -267,13 +265,12 @@ def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], T
 
 
 def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:
-    """Replace callbacks by ones made from the saved states of their class, after all others; return the control.
+    """Replace callbacks by callbacks created from saved states, at the end of the list; return the control.
 
-    Several callbacks of a class get the states in the order in which they were saved. States of classes that the
-    Trainer has no callback of are named in a warning.
+    A warning names classes without a callback.
 
     Parameters:
-        saved_states: by class name, as `TrainerState.stateful_callbacks` holds them.
+        saved_states: `TrainerState.stateful_callbacks`, states by class name.
     """
     restored: list[Any] = []
     replaced: set[int] = set()
@@ -287,7 +284,7 @@ def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], co
         if not present:
             without_callback.append(class_name)
         if len(present) > 1 and len(states) % len(present) == 0:
-            # Each save adds the states of several callbacks; those of the last one count.
+            # Each save appends the states of all callbacks of a class; use those of the last save.
             states = states[-len(present) :]
         for callback, state in zip(present, states, strict=False):
             if is_exportable(callback):

@@ -1,4 +1,4 @@
-"""A table of Lightning's callbacks that do not work in a Trainer, and the checks of a Trainer's callbacks."""
+"""Table of Lightning's callbacks that do not work in a Trainer, and checks of callbacks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ def _has_batch_norm(model: Any) -> bool:
 
 
 def find_backbone(model: Any) -> Any:
-    """Return the part of a model below its head, which `BackboneFinetuning` freezes; None if it has none."""
+    """Return the model without its head, which `BackboneFinetuning` freezes; None if there is no such part."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
     return next((part for part in candidates if hasattr(part, "parameters") and part is not model), None)
 
 
 class Refusal(NamedTuple):
-    """A callback of Lightning that does not work in a Trainer.
+    """Lightning callback that does not work in a Trainer.
 
     Parameters:
-        name: of its class, in lightning.pytorch.callbacks; classes that derive from it are refused too.
+        name: its class in lightning.pytorch.callbacks; derived classes are refused too.
         reason: why it does not work.
-        instead: what to do about it.
-        applies: takes arguments and model when a training begins, and returns whether the reason applies; None if it
-            always does.
+        instead: the remedy.
+        applies: called with arguments and model when a training begins, returns whether to refuse; None for always.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Refusal(NamedTuple):
     applies: Callable[[Any, Any], bool] | None = None
 
 
-# docs/callbacks.md describes all others.
+# docs/callbacks.md describes all other callbacks.
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
         "BatchSizeFinder",
@@ -86,14 +85,14 @@ REFUSED: tuple[Refusal, ...] = (
         lambda args, model: _has_batch_norm(model),
     ),
 )
-# These modify the model: they take part in fit only, never in a standalone evaluation.
+# Callbacks that modify the model: attached in fit only, never in a standalone evaluation.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 PACKAGES = ("lightning", "pytorch_lightning")
-KNOWN_PACKAGES = ("littrainer", "transformers", *PACKAGES)
+LIBRARY_PACKAGES = ("littrainer", "transformers", *PACKAGES)
 
 
 def get_lightning_class_names(callback: Any) -> Iterator[str]:
-    """Yield the names of Lightning's classes that a callback, or a class of callbacks, derives from; nearest first."""
+    """Yield the names of a callback's Lightning base classes, nearest first."""
     kind = callback if isinstance(callback, type) else type(callback)
     for ancestor in kind.__mro__:
         if ancestor.__module__.partition(".")[0] in PACKAGES:
@@ -101,34 +100,34 @@ def get_lightning_class_names(callback: Any) -> Iterator[str]:
 
 
 def is_lightning_class(callback: Any, *names: str) -> bool:
-    """Return whether a callback is of one of Lightning's classes, by their names."""
+    """Return whether a callback is an instance of a Lightning class, by name."""
     return any(name in names for name in get_lightning_class_names(callback))
 
 
 def has_progress_bar(callbacks: list[Any], args: TrainingArguments) -> bool:
-    """Return whether one of the callbacks is a progress bar of Lightning's, which replaces the Trainer's."""
+    """Return whether a callback is a Lightning progress bar, which replaces the Trainer's."""
     return not args.disable_tqdm and any(is_lightning_class(callback, "ProgressBar") for callback in callbacks)
 
 
 def add_lightning_callback(present: list[Any], callback: Any) -> None:
-    """Add a callback of Lightning's kind, or an instance of a class of them, from the next training on.
+    """Add a Lightning callback, or an instance of its class, from the next training on.
 
     Raises:
-        ValueError: it does not work in a Trainer.
-        TypeError: its class takes arguments.
+        ValueError: the callback does not work in a Trainer.
+        TypeError: the class takes arguments.
     """
     reject_unsupported_callback(callback)
     present.append(instantiate_callback(callback))
 
 
 def remove_lightning_callback(present: list[Any], callback: Any) -> None:
-    """Remove a callback of Lightning's kind, or the first one of a class; an absent instance is a ValueError."""
+    """Remove a Lightning callback (raise a ValueError if absent), or the first callback of a class, if any."""
     if pop_matching(present, callback) is None and not isinstance(callback, type):
         raise ValueError(f"This Trainer does not have the callback {callback!r}.")
 
 
 def reject_unsupported_callback(callback: Any, *training: Any) -> None:
-    """Raise a ValueError for a callback that does not work in a Trainer, or in a training (arguments and model)."""
+    """Raise a ValueError for a callback that does not work in a Trainer, or in this training (arguments, model)."""
     names = set(get_lightning_class_names(callback))
     for refusal in REFUSED:
         if refusal.name not in names:
@@ -145,36 +144,37 @@ def reject_unsupported_callback(callback: Any, *training: Any) -> None:
 
 
 def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, others: Sequence[Any]) -> None:
-    """Raise a ValueError, before a training, if one of Lightning's callbacks does not work in it.
+    """Raise a ValueError, before a training, if a Lightning callback does not work in it.
 
     Parameters:
-        others: the Trainer and its own callbacks. A user's class among them may evaluate, or log, at any time.
+        others: the Trainer and its Trainer callbacks. Instances of user classes may evaluate or log at any time.
     """
-    has_functions = any(is_lightning_class(callback, "LambdaCallback") for callback in callbacks)
-    evaluates = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or not _are_known(others)
+    has_lambda = any(is_lightning_class(callback, "LambdaCallback") for callback in callbacks)
+    may_evaluate = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or not _are_from_libraries(others)
     for callback in callbacks:
         reject_unsupported_callback(callback, args, model)
         monitored = getattr(callback, "monitor", None)
         if not isinstance(monitored, str):
             continue
-        if monitored.startswith(("val_", "val/")) and not has_functions and _are_known([*others, *callbacks]):
+        is_val = monitored.startswith(("val_", "val/"))
+        if is_val and not has_lambda and _are_from_libraries([*others, *callbacks]):
             raise ValueError(
                 f"{type(callback).__name__}(monitor={monitored!r}) waits for a value that nothing logs: the names that "
                 f"a Trainer's evaluations log begin with `eval_`. Set monitor={f'eval_{monitored[4:]}'!r}."
             )
-        if monitored.startswith("eval_") and not evaluates:
+        if monitored.startswith("eval_") and not may_evaluate:
             raise ValueError(
                 f"{type(callback).__name__}(monitor={monitored!r}) waits for an evaluation, and this training has "
                 'none: set eval_strategy="steps" or "epoch".'
             )
 
 
-def _are_known(parts: Sequence[Any]) -> bool:
-    return all(type(part).__module__.partition(".")[0] in KNOWN_PACKAGES for part in parts)
+def _are_from_libraries(objects: Sequence[Any]) -> bool:
+    return all(type(instance).__module__.partition(".")[0] in LIBRARY_PACKAGES for instance in objects)
 
 
 def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:
-    """Raise a ValueError if an average of weights would not begin before a training of this length ends."""
+    """Raise a ValueError if weight averaging would not begin within a training of this length."""
     for callback in callbacks:
         if is_lightning_class(callback, "EMAWeightAveraging") and not (
             any(callback.should_update(step_idx=step) for step in range(steps))
@@ -188,7 +188,7 @@ def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:
 
 
 def check_can_resume(callbacks: list[Any]) -> None:
-    """Raise a ValueError, before a training is resumed, if a callback has state that is not in the checkpoint."""
+    """Raise a ValueError, before a resume, if a callback's state is not in checkpoints."""
     for callback in callbacks:
         if is_lightning_class(callback, "BaseFinetuning"):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Metrics, ends of validations and indices of predictions of a Trainer, for Lightning's callbacks."""
+"""A Trainer's metrics, ends of validations and prediction indices, for Lightning's callbacks."""
 
 from __future__ import annotations
 
@@ -14,54 +14,52 @@ from littrainer.callbacks.lightning_callbacks import is_lightning_class
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-# What progress bars of Lightning show besides the rate; they add the name of each value.
-SHOWN_IN_BARS = ("loss", "learning_rate", "eval_loss")
+PROGRESS_BAR_METRICS = ("loss", "learning_rate", "eval_loss")
 
-# Names that Lightning's callbacks keep for its own counts of epochs and optimizer steps.
+# Reserved by Lightning's callbacks for its counts of epochs and optimizer steps.
 COUNTS = ("epoch", "step")
 
 
 def publish(pl_trainer: pl.Trainer, logs: dict[str, Any]) -> None:
-    """Put the numbers among logged values into `callback_metrics`, `logged_metrics` and `progress_bar_metrics`.
+    """Add logged numbers to `callback_metrics`, `logged_metrics` and `progress_bar_metrics`.
 
-    Lightning's own callbacks add to these dictionaries in the same way. `LightningModule.log` is not called, as it may
-    only be within some hooks, while a Trainer logs at any time.
+    `LightningModule.log` works in some hooks only, while a Trainer logs at any time; Lightning's callbacks write into
+    these dictionaries too.
     """
-    # In double precision, so that a callback compares what the Trainer's history shows.
+    # Double precision: callbacks compare the same values as the Trainer's history has.
     numbers = {name: float(value) for name, value in logs.items() if is_number(value) and name not in COUNTS}
     values = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
     pl_trainer.callback_metrics.update(values)
     pl_trainer.logged_metrics.update(values)
-    pl_trainer.progress_bar_metrics.update({name: numbers[name] for name in SHOWN_IN_BARS if name in numbers})
+    pl_trainer.progress_bar_metrics.update({name: numbers[name] for name in PROGRESS_BAR_METRICS if name in numbers})
 
 
 def is_number(value: Any) -> bool:
-    """Whether a logged value is one number, also one of NumPy or torch."""
+    """Return whether a logged value is a single number, of Python, NumPy or torch."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def set_batch_indices(pl_trainer: pl.Trainer, places: list[int] | None) -> None:
-    """Tell writers the places of the batch that was predicted last.
-
-    Lightning knows them for its own samplers only, and writers look where it would note them.
+def set_batch_indices(pl_trainer: pl.Trainer, indices: list[int] | None) -> None:
+    """Set the sample indices of the last predicted batch, which Lightning records for its own samplers only.
 
     Parameters:
-        places: numbers of samples; None if they are not known.
+        indices: sample indices; None if unknown.
     """
-    loop, known = pl_trainer.predict_loop, places or []
-    loop.current_batch_indices = known
-    writers = [one for one in pl_trainer.callbacks if is_lightning_class(one, "BasePredictionWriter")]  # type: ignore[attr-defined]
-    if any(writer.interval.on_epoch for writer in writers):
-        loop.epoch_batch_indices[0].append(known)
+    loop = pl_trainer.predict_loop
+    loop.current_batch_indices = indices or []
+    callbacks = pl_trainer.callbacks  # type: ignore[attr-defined]
+    if any(
+        callback.interval.on_epoch for callback in callbacks if is_lightning_class(callback, "BasePredictionWriter")
+    ):
+        loop.epoch_batch_indices[0].append(indices or [])
 
 
 class DeferredValidationEnd:
-    """Holds `on_validation_end` back until the metrics are known that callbacks look for in it.
+    """Delayed `on_validation_end`, called after the metrics are computed.
 
-    Lightning's loop ends before metrics are computed, and a subclass may add metrics after that. Several
-    datasets are one round: callbacks that monitor a metric hear of its end once, with the metrics of all datasets.
+    Lightning's loop ends before that. For several datasets, callbacks that monitor a metric are called once.
     """
 
     def __init__(self) -> None:
@@ -70,10 +68,10 @@ class DeferredValidationEnd:
 
     @contextmanager
     def round(self, when_over: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """What is evaluated within it is one round, or part of the round around it.
+        """Treat the evaluations in the block as a single validation; nested blocks belong to the outermost.
 
         Parameters:
-            when_over: called at the end of a round in which there was a validation inside fit.
+            when_over: called at the end if there was a validation inside fit.
         """
         self._depth += 1
         try:
@@ -90,15 +88,15 @@ class DeferredValidationEnd:
             when_over()
 
     def add(self, end: Callable[[bool], None]) -> None:
-        """A validation inside fit has run.
+        """Record the end of a validation inside fit.
 
         Parameters:
-            end: calls `on_validation_end` of the callbacks that monitor metrics (True), or of all others (False).
+            end: calls `on_validation_end` of callbacks that monitor metrics (True), or of all others (False).
         """
         self._end = end
 
     def notify_previous_end(self) -> None:
-        """Another validation of the round begins: callbacks that monitor no metric hear that the last one has ended."""
+        """Call `on_validation_end` of callbacks without a metric, before the next dataset's validation begins."""
         end, self._end = self._end, None
         if end is not None:
             end(False)

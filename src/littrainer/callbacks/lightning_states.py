@@ -1,4 +1,4 @@
-"""States of Lightning's callbacks in the checkpoints of a Trainer, and back."""
+"""Saves and restores states of Lightning's callbacks in the checkpoints of a Trainer."""
 
 from __future__ import annotations
 
@@ -17,50 +17,47 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The entry of Lightning's checkpoints that a callback may look at, or replace, in `on_save_checkpoint`.
+# Entry of Lightning's checkpoints that a callback may read or replace in `on_save_checkpoint`.
 WEIGHTS = "state_dict"
-# Replaces the weights of the model at the checkpoint, which are in other files.
+# Placeholder for the model's weights, which other files of the checkpoint have.
 MODEL_WEIGHTS = "the weights of the model"
-# The weights of the model are averaged ones; those that were trained are among the additions of the callback.
+# Set if the model's weights are averaged, and a callback's additions have the trained weights.
 IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
 def collect_lightning_states(module: pl.LightningModule | None) -> dict[str, Any]:
-    """Return the `state_dict()` of each Lightning callback of a training, by its `state_key`.
-
-    A state that could not be loaded safely is left out, and its callback named in a warning.
-    """
-    states = {callback.state_key: (callback, callback.state_dict()) for callback in _callbacks(module)}
+    """Return the `state_dict()` of each Lightning callback, by its `state_key`; skip unsafe states with a warning."""
+    states = {callback.state_key: (callback, callback.state_dict()) for callback in _get_callbacks(module)}
     return _keep_storable(states, "state_dict()")
 
 
 def collect_lightning_additions(module: pl.LightningModule | None, global_step: int) -> dict[str, Any]:
-    """Return the entries that `on_save_checkpoint` of each Lightning callback adds or replaces, by its `state_key`.
+    """Return the checkpoint entries that each Lightning callback's `on_save_checkpoint` adds or replaces.
 
-    Entries that could not be loaded safely are left out, and their callback named in a warning.
+    Entries are grouped by the callback's `state_key`; unsafe entries are skipped with a warning.
     """
     additions = {}
-    for callback in _callbacks(module):
+    for callback in _get_callbacks(module):
         if module is None or not _overrides(callback, "on_save_checkpoint"):
             continue
-        offered = _lightning_checkpoint(module, global_step)
-        checkpoint = dict(offered)
+        original = _create_lightning_checkpoint(module, global_step)
+        checkpoint = dict(original)
         callback.on_save_checkpoint(module.trainer, module, checkpoint)
         added = {
-            name: MODEL_WEIGHTS if value is offered[WEIGHTS] else value
+            name: MODEL_WEIGHTS if value is original[WEIGHTS] else value
             for name, value in checkpoint.items()
-            if value is not offered.get(name)
+            if value is not original.get(name)
         }
         additions[callback.state_key] = callback, added
     return _keep_storable(additions, "on_save_checkpoint")
 
 
 def _keep_storable(values: dict[str, tuple[Any, Any]], method: str) -> dict[str, Any]:
-    """Return copies of the values of callbacks that can be loaded safely, and warn of the others."""
-    kept = {}
+    """Return copies of the values that can be loaded safely; warn of the others."""
+    stored = {}
     for key, (callback, value) in values.items():
-        if value and can_be_stored(_without_tensors(value)):
-            kept[key] = copy.deepcopy(value)
+        if value and can_be_stored(_strip_tensors(value)):
+            stored[key] = copy.deepcopy(value)
         elif value:
             logger.warning(
                 "What %s.%s gives is not kept in checkpoints: it holds something that could not be loaded safely. Keep "
@@ -68,11 +65,11 @@ def _keep_storable(values: dict[str, tuple[Any, Any]], method: str) -> dict[str,
                 type(callback).__name__,
                 method,
             )
-    return kept
+    return stored
 
 
-def _without_tensors(value: Any) -> Any:
-    """Return a nested value with empty tensors: they are always safe, and may be as large as the model."""
+def _strip_tensors(value: Any) -> Any:
+    """Return a nested value with empty tensors: tensors are safe, and may be as large as the model."""
     return map_nested(
         lambda leaf: torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf,
         value,
@@ -86,11 +83,11 @@ def restore_lightning_callbacks(
     """Restore the states of Lightning callbacks from a checkpoint.
 
     Parameters:
-        record: the content of `littrainer_resume.pt`; None if the checkpoint has none.
+        record: content of `littrainer_resume.pt`; None if the file is missing.
     """
     states = (record or {}).get("lightning_callbacks", {})
     additions = (record or {}).get("lightning_additions", {})
-    callbacks = _callbacks(module)
+    callbacks = _get_callbacks(module)
     for callback in callbacks:
         key = callback.state_key
         if key in states:
@@ -98,14 +95,14 @@ def restore_lightning_callbacks(
                 callback.load_state_dict(states[key])
             except Exception as error:
                 logger.warning(
-                    "%s does not take back its state from the checkpoint (%s: %s); it begins without one.",
+                    "%s cannot load its state from the checkpoint (%s: %s) and begins without state.",
                     type(callback).__name__,
                     type(error).__name__,
                     error,
                 )
         loads_checkpoint = key in additions or (record is not None and _overrides(callback, "on_load_checkpoint"))
         if module is not None and loads_checkpoint:
-            checkpoint = _lightning_checkpoint(module, global_step)
+            checkpoint = _create_lightning_checkpoint(module, global_step)
             weights = checkpoint[WEIGHTS]
             for name, value in additions.get(key, {}).items():
                 checkpoint[name] = weights if isinstance(value, str) and value == MODEL_WEIGHTS else value
@@ -115,7 +112,7 @@ def restore_lightning_callbacks(
             module.load_state_dict(additions[key][WEIGHTS])
 
 
-def _lightning_checkpoint(module: pl.LightningModule, global_step: int) -> dict[str, Any]:
+def _create_lightning_checkpoint(module: pl.LightningModule, global_step: int) -> dict[str, Any]:
     from lightning.pytorch import __version__
 
     return {
@@ -126,7 +123,7 @@ def _lightning_checkpoint(module: pl.LightningModule, global_step: int) -> dict[
     }
 
 
-def _callbacks(module: pl.LightningModule | None) -> list[Any]:
+def _get_callbacks(module: pl.LightningModule | None) -> list[Any]:
     return [] if module is None else list(module.trainer.callbacks)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""A `log_history` sorted into curves, one for each metric and each place that it comes from; where the time went."""
+"""Curves of a `log_history` by metric and source, and throughput: the time by part of the training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from littrainer.runtime.notes import listed
 
 TRAINING = "training"
 EVALUATION = "evaluation"
-# The entry at the end of a training has this metric and describes the whole training.
+# Marks the entry about the whole training, logged at its end.
 END_OF_TRAINING_METRIC = "train_samples_per_second"
 RUNTIME_ENDING = "_runtime"
-# If input tokens are counted, each log has them and the runtime of the training so far.
+# Totals in log entries; counting input tokens adds some to each entry.
 NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen", "train_runtime"})
-# What an evaluation logs about its cost, without its prefix.
+# Costs of an evaluation, without prefix.
 THROUGHPUT = "samples_per_second"
 COSTS = frozenset({"runtime", THROUGHPUT, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
 MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
-# Names of what is measured, which is another number in each run.
+# Measurements of time and memory, which differ in each run.
 NOT_REPEATED = re.compile(
     r"^speed/|_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu(_|$)"
 )
@@ -29,13 +29,13 @@ MAX_LISTED = 5
 
 
 class Point(NamedTuple):
-    """One logged number.
+    """Logged number.
 
     Parameters:
-        step: the optimizer step at which it was logged.
-        value: the number; it may be nan or infinite.
-        epoch: epochs done by then, None if that was not logged.
-        is_after_training: whether the training had ended, as with the evaluation of the best model.
+        step: optimizer step.
+        value: the number, possibly nan or infinite.
+        epoch: epochs done, None if not logged.
+        is_after_training: whether the training had ended, as for an evaluation of the best model.
     """
 
     step: int
@@ -46,14 +46,13 @@ class Point(NamedTuple):
 
 @dataclass
 class History:
-    """The logged numbers of one training.
+    """Logged numbers of a training.
 
     Parameters:
         curves: (metric, source) -> points in the order of their steps; the source is `TRAINING`, `EVALUATION` or the
             name of an evaluation set.
-        summary: what was logged about the whole training when it ended.
-        last_epoch: epochs done when something was logged last.
-        notes: sentences about what is not in the curves, or cannot be drawn.
+        summary: metrics of the whole training, logged at its end.
+        notes: sentences about missing or non-finite values.
     """
 
     curves: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
@@ -62,11 +61,11 @@ class History:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def speed(self) -> dict[str, float]:
-        """The logs of `log_speed` about the whole training; before its end sums of seconds, and the last rates."""
-        whole = {name: value for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)}
+    def throughput(self) -> dict[str, float]:
+        """Logs of `log_speed` for the whole training; before its end, sums of seconds and the last rates."""
+        final = {name: value for name, value in self.summary.items() if name.startswith(SPEED_PREFIX)}
         curves = {name: [point.value for point in points] for (name, _), points in self.curves.items()}
-        return whole or {
+        return final or {
             name: sum(values) if name.endswith("_seconds") else values[-1]
             for name, values in curves.items()
             if name.startswith(SPEED_PREFIX)
@@ -74,18 +73,18 @@ class History:
 
 
 def parse_log_history(entries: list[Any]) -> History:
-    """Sort the entries of a `log_history` into curves; notes name what has no step or is no number."""
+    """Sort the entries of a `log_history` into curves, with notes about invalid entries and values."""
     history = History()
-    sound = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
-    if len(sound) < len(entries):
+    valid = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
+    if len(valid) < len(entries):
         history.notes.append(
-            f"{len(entries) - len(sound)} of {len(entries)} entries of log_history are left out: they have no step."
+            f"{len(entries) - len(valid)} of {len(entries)} entries of log_history are left out: they have no step."
         )
-    sources = find_evaluation_sources(sound)
-    found: dict[tuple[str, str], list[Point]] = {}
+    sources = find_evaluation_sources(valid)
+    curves: dict[tuple[str, str], list[Point]] = {}
     has_ended = False
     no_numbers: dict[str, None] = {}
-    for entry in sound:
+    for entry in valid:
         epoch = entry["epoch"] if _is_number(entry.get("epoch")) and math.isfinite(entry["epoch"]) else None
         history.last_epoch = history.last_epoch if epoch is None else epoch
         ends_training = END_OF_TRAINING_METRIC in entry
@@ -99,25 +98,24 @@ def parse_log_history(entries: list[Any]) -> History:
                 history.summary[name] = value
             elif not any(part in name for part in MEMORY_PARTS):
                 point = Point(entry["step"], value, epoch, has_ended)
-                found.setdefault(_key_of(name, sources), []).append(point)
-    # Several of one step stay in the order in which they were logged.
-    history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in found.items()}
+                curves.setdefault(_split_metric(name, sources), []).append(point)
+    history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in curves.items()}
     if no_numbers:
         history.notes.append(f"Not drawn, since they hold no number: {listed(no_numbers, MAX_LISTED)}.")
     for (metric, source), points in history.curves.items():
         steps = [point.step for point in points if not math.isfinite(point.value)]
         if steps:
-            times = f"{len(steps)} of {len(points)} values"
+            count = f"{len(steps)} of {len(points)} values"
             history.notes.append(
-                f"{metric} ({source}): {times} are nan or infinite, at step {listed(steps, MAX_LISTED)}."
+                f"{metric} ({source}): {count} are nan or infinite, at step {listed(steps, MAX_LISTED)}."
             )
     return history
 
 
 def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """What the names of evaluation metrics begin with -> the name of the evaluation set.
+    """Return the evaluation sets by the prefixes of their metrics.
 
-    Each evaluation logs its duration, `eval_runtime` or, for a dataset of a dict, `eval_NAME_runtime`.
+    Each evaluation logs its duration: `eval_runtime`, or `eval_NAME_runtime` for a dict of datasets.
     """
     sources = {"eval": EVALUATION}
     for entry in entries:
@@ -129,17 +127,17 @@ def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]
 
 
 def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
-    """Return what was logged, by step and name, but for times and memory, which are others in each run."""
-    found: dict[tuple[int, str], Any] = {}
+    """Return the logged values, by step and name, except measurements of time and memory."""
+    values: dict[tuple[int, str], Any] = {}
     for entry in entries:
         if isinstance(entry, dict) and type(entry.get("step")) is int:
             names = [name for name in entry if name != "step" and not NOT_REPEATED.search(name)]
-            found |= {(entry["step"], name): entry[name] for name in names}
-    return found
+            values |= {(entry["step"], name): entry[name] for name in names}
+    return values
 
 
-def _key_of(name: str, sources: dict[str, str]) -> tuple[str, str]:
-    # The longest prefix counts: one evaluation set may be called as the beginning of another one.
+def _split_metric(name: str, sources: dict[str, str]) -> tuple[str, str]:
+    # Longest prefix first: the name of an evaluation set may begin with the name of another set.
     prefix = name
     while "_" in prefix:
         prefix = prefix.rpartition("_")[0]
@@ -152,12 +150,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---- Where the time goes ---------------------------------------------------------------------------------------------
+# ---- Throughput ------------------------------------------------------------------------------------------------------
 
-# The parts of the time that `log_speed` logs under this prefix.
 SPEED_PREFIX = "speed/"
 TIME_PARTS = ("data", "to_device", "forward", "backward", "step", "evaluation", "save", "other")
-# Part -> the share from which on it is worth a sentence, and the sentence after the share.
+# Part -> minimum share for advice, and the sentence after the share.
 ADVICE = {
     "data": (
         0.15,
@@ -175,15 +172,15 @@ ADVICE = {
 
 
 def compute_time_shares(logs: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each part in the logs of `log_speed`; nothing if no time was logged."""
+    """Return the share of each part of the time in the logs of `log_speed`; an empty dict if no time was logged."""
     seconds = {part: logs.get(f"{SPEED_PREFIX}{part}_seconds", 0.0) for part in TIME_PARTS}
     total = sum(seconds.values())
     return {part: value / total for part, value in seconds.items()} if total > 0 else {}
 
 
 def suggest_speedup(logs: Mapping[str, float]) -> str | None:
-    """Return one line on what to change first, from the logs of `log_speed`; None if nothing is worth it."""
+    """Return a line of advice from the logs of `log_speed`; None if no part is large."""
     shares = compute_time_shares(logs) | {"padding": logs.get(f"{SPEED_PREFIX}padding_share", 0.0)}
-    large = [(shares[part], text) for part, (least, text) in ADVICE.items() if shares.get(part, 0.0) >= least]
+    large = [(shares[part], text) for part, (minimum, text) in ADVICE.items() if shares.get(part, 0.0) >= minimum]
     share, text = max(large, default=(0.0, ""))
     return f"{100 * share:.0f} % of {text}" if text else None

@@ -1,4 +1,4 @@
-"""The progress of a training (`TrainerState`), the switches of its loop (`TrainerControl`), and states of callbacks."""
+"""Progress of a training (`TrainerState`), switches of its loop (`TrainerControl`), and states of callbacks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class ExportableState:
-    """An object whose state is kept in trainer_state.json and restored when training resumes."""
+    """Object whose state is stored in trainer_state.json and restored when training resumes."""
 
     def state(self) -> dict[str, Any]:
-        """Return what rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
+        """Return the state as `{"args": constructor keywords, "attributes": values set afterwards}`."""
         raise NotImplementedError(f"{type(self).__name__} has to define state() to be saved with the trainer's state.")
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Any:
-        """Return a new object from the result of `state()`, as it was read from trainer_state.json."""
+        """Create an object from a result of `state()`, read from trainer_state.json."""
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)
@@ -36,10 +36,10 @@ class ExportableState:
 
 @dataclass
 class TrainerControl(ExportableState):
-    """The switches through which callbacks steer the training loop.
+    """Switches by which callbacks steer the training loop.
 
     Parameters:
-        should_training_stop: end training after this step; stays set.
+        should_training_stop: end training after this step; not cleared.
         should_epoch_stop: end this epoch after this step; cleared when the next epoch begins.
         should_save: save a checkpoint at this step; cleared when the next step begins.
         should_evaluate: evaluate at this step; cleared when the next step begins.
@@ -63,21 +63,21 @@ class TrainerControl(ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return the five switches."""
-        # A comparison of NumPy's or torch's numbers gives a truth value that JSON cannot hold.
+        # JSON cannot represent the truth values of NumPy and torch.
         return {"args": {name: bool(getattr(self, name)) for name in SWITCHES}, "attributes": {}}
 
 
 LONG_INTEGER = re.compile(r"\d{300}")
-# First letters of a field's annotation -> its types in a file; a whole number may be written with a point.
+# First letters of a field's annotation -> its types in a file; an integer may be written with a decimal point.
 KINDS: dict[str, Any] = {"int": (int, float), "flo": (int, float), "str": str, "lis": list, "dic": dict}
 SWITCHES: tuple[str, ...] = tuple(entry.name for entry in dataclasses.fields(TrainerControl))
 
 
 @dataclass
 class TrainerState:
-    """The one record of a training's progress, in trainer_state.json.
+    """Record of a training's progress, in trainer_state.json.
 
-    A step is an optimizer step: with gradient accumulation it takes several micro-batches.
+    Steps are optimizer steps: with gradient accumulation they have several micro-batches.
 
     Parameters:
         epoch: epochs done, with the fraction of the current one.
@@ -86,13 +86,13 @@ class TrainerState:
         logging_steps, eval_steps, save_steps: intervals in optimizer steps, resolved from fractions.
         train_batch_size: samples per micro-batch and device.
         num_train_epochs: epochs this training will take.
-        num_input_tokens_seen: tokens fed to the model so far, if they are counted.
+        num_input_tokens_seen: tokens fed to the model so far, if counted.
         total_flos: floating-point operations so far (a float, since an int would overflow elsewhere).
-        log_history: everything logged so far, each entry with its `step`.
+        log_history: all logged entries, with their `step`.
         best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and the folder of its model.
         is_local_process_zero, is_world_process_zero: whether this process is the first of its node, of all nodes.
         is_hyper_param_search, trial_name, trial_params: set while a hyperparameter search runs.
-        stateful_callbacks: the states of exportable callbacks by class name; a list of callbacks is turned into it.
+        stateful_callbacks: states of exportable callbacks by class name; a list of callbacks is converted.
     """
 
     epoch: float = field(default=0)
@@ -123,23 +123,23 @@ class TrainerState:
             self.stateful_callbacks = export_states(self.stateful_callbacks or [])
 
     def save_to_json(self, json_path: str) -> None:
-        """Write the state to a JSON file in an existing folder, completely or not at all.
+        """Write the state to a JSON file, atomically.
 
         Parameters:
-            json_path: the file; its folder has to be there.
+            json_path: the file, in an existing folder.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         write_atomically(json_path, self.to_json())
 
     def to_json(self) -> str:
-        """Return the state as the text of that file."""
+        """Return the state as JSON."""
         content = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         try:
             return json.dumps(content, indent=2, sort_keys=True) + "\n"
         except TypeError:
-            # asdict() writes dataclasses in it too, and takes long to copy each entry of the log history.
+            # asdict() converts nested dataclasses too, but is slow: it copies each entry of the log history.
             return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
@@ -147,26 +147,26 @@ class TrainerState:
         """Read a state that `save_to_json` or transformers wrote; skip unknown fields.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: the file is not JSON, counts no steps, or a field has a value of another kind.
+            OSError: the file cannot be read.
+            ValueError: the file is not JSON, has no step, or a field has a value of another type.
         """
         try:
             text = Path(json_path).read_text("utf-8")
-            # Arithmetic with a longer integer would raise an OverflowError wherever the state is read.
+            # Arithmetic with longer integers would raise an OverflowError later.
             if LONG_INTEGER.search(text):
                 raise TypeError("it has an integer of 300 digits or more")
             content = json.loads(text)
             if not isinstance(content, dict):
                 raise TypeError("it holds no object with fields")
             if "global_step" not in content:
-                # The default would be a fresh start; it may stand there under a misspelled name.
+                # Do not start at step 0 because of a misspelled name.
                 raise TypeError("global_step is missing")
             kinds = {entry.name: KINDS.get(str(entry.type)[:3], object) for entry in dataclasses.fields(cls)}
-            found = {name: value for name, value in content.items() if name in kinds and value is not None}
-            for name, value in found.items():
+            fields = {name: value for name, value in content.items() if name in kinds and value is not None}
+            for name, value in fields.items():
                 if not isinstance(value, kinds[name]):
                     raise TypeError(f"{name} is {value!r:.100}")
-            return cls(**found)
+            return cls(**fields)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{json_path} is not a readable trainer state: {error}. Correct the file, or resume from another "
@@ -174,10 +174,10 @@ class TrainerState:
             ) from error
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Resolve the logging, evaluation and saving intervals; an interval below 1 is a fraction of the training.
+        """Resolve the logging, evaluation and saving intervals.
 
         Parameters:
-            args: the intervals, in optimizer steps; one below 1 is a fraction of the training.
+            args: training arguments with intervals in optimizer steps; below 1, as fractions of the training.
             max_steps: optimizer steps of the training.
         """
         for name in ("logging_steps", "eval_steps", "save_steps"):
@@ -186,7 +186,7 @@ class TrainerState:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Set the length of this training, its trial of a search, or None, and the facts about this process.
+        """Set the length of the training, its search trial, and the rank of this process.
 
         Parameters:
             trainer: the Trainer that trains.
@@ -204,7 +204,7 @@ class TrainerState:
 
 
 def hp_params(trial: Any) -> dict[str, Any]:
-    """Return the parameters of a trial by name: those that an Optuna trial has suggested so far, or the dict itself."""
+    """Return the parameters of a trial by name: the `params` of an Optuna trial, or the dict itself."""
     parameters = trial if isinstance(trial, Mapping) else getattr(trial, "params", None)
     if not isinstance(parameters, Mapping):
         raise RuntimeError(
@@ -214,15 +214,15 @@ def hp_params(trial: Any) -> dict[str, Any]:
 
 
 def is_exportable(callback: Any) -> bool:
-    """Return whether a callback or control has a state to be kept, by the name of its base class.
+    """Return whether a callback or control has a state, by the name of its base class.
 
-    The base may be transformers' own class, which no module has any more after a redirection.
+    The base may be transformers' class, which cannot be imported after a redirection.
     """
     return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
 def export_states(callbacks: list[Any]) -> dict[str, Any]:
-    """Return the states of callbacks by class name; several of one class become a list."""
+    """Return the states of callbacks by class name; several callbacks of a class have a list."""
     states: dict[str, list[Any]] = {}
     for callback in callbacks:
         if not is_exportable(callback):

@@ -1,4 +1,4 @@
-"""A look at the rows of a dataset: lengths, missing values, labels and token ids, each finding with its row number."""
+"""Check of a dataset's rows: lengths, missing values, labels and token ids, each finding with its row number."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 MAX_SECONDS = 10.0
 LABELS = ("labels", "label", "label_ids")
-# Padding of labels; and how many times as many rows as have the length below it may be cut off at the greatest one.
-PADDING, TIMES_AS_MANY = -100, 3
+LABEL_PADDING = -100
+# Rows are taken for truncated if the greatest length is this many times as frequent as the length below it.
+TRUNCATION_RATIO = 3
 
 
 @dataclass
 class RowSummary:
-    """What a look at rows has found.
+    """Facts about a dataset's rows, by row number.
 
     Attributes:
         total: rows of the dataset.
-        lengths: by the row's number, how many values the model's input has.
-        notable: rows that stand out, which are worth a try, and what about them.
-        failing: rows that cannot be trained or evaluated on, and why, by column.
-        without_labels: rows without any label.
+        lengths: row -> length of the model's input.
+        notable: extreme row -> the feature that it is an extreme of.
+        failing: column -> row that training or evaluation would fail on -> reason.
+        without_labels: number of rows without any label.
     """
 
     total: int
@@ -42,26 +43,25 @@ class RowSummary:
     failing: dict[str, dict[int, str]] = field(default_factory=dict)
     without_labels: int = 0
 
-    def sound(self, rows: Collection[int]) -> list[int]:
-        """Return those of the rows that were not found to fail."""
-        bad = {row for found in self.failing.values() for row in found}
+    def exclude_failing(self, rows: Collection[int]) -> list[int]:
+        """Return the rows that are not known to fail."""
+        bad = {row for reasons in self.failing.values() for row in reasons}
         return [row for row in rows if row not in bad]
 
-    def longest(self, number: int) -> list[int]:
-        """Return the longest good rows."""
-        return sorted(self.sound(self.lengths), key=lambda row: -self.lengths[row])[:number]
+    def get_longest(self, count: int) -> list[int]:
+        """Return the longest rows that do not fail."""
+        return sorted(self.exclude_failing(self.lengths), key=lambda row: -self.lengths[row])[:count]
 
     def __str__(self) -> str:
-        counts, seen = Counter(self.lengths.values()), len(self.lengths)
-        greatest, mean = max(counts), sum(self.lengths.values()) / seen
-        words = f"{seen:,} of {self.total:,} rows looked at"
-        words += f"; lengths from {min(counts):,} to {greatest:,}, {mean:,.0f} on average" * (greatest > 1)
-        # Without a limit few are as long as the longest one.
-        if len(counts) > 1 and counts[greatest] > TIMES_AS_MANY * max(counts[greatest - 1], 1):
-            words += f"; {counts[greatest] / seen:.0%} have the greatest one, and may be cut off"
+        counts, checked = Counter(self.lengths.values()), len(self.lengths)
+        greatest, mean = max(counts), sum(self.lengths.values()) / checked
+        text = f"{checked:,} of {self.total:,} rows looked at"
+        text += f"; lengths from {min(counts):,} to {greatest:,}, {mean:,.0f} on average" * (greatest > 1)
+        if len(counts) > 1 and counts[greatest] > TRUNCATION_RATIO * max(counts[greatest - 1], 1):
+            text += f"; {counts[greatest] / checked:.0%} have the greatest one, and may be cut off"
         if self.without_labels:
-            words += f"; {self.without_labels / seen:.0%} without labels"
-        return words + ", unless the collator makes them" * (self.without_labels == seen)
+            text += f"; {self.without_labels / checked:.0%} without labels"
+        return text + ", unless the collator makes them" * (self.without_labels == checked)
 
 
 class SelectedRows(Subset[Any]):
@@ -74,12 +74,12 @@ class SelectedRows(Subset[Any]):
 
 
 def select_rows(dataset: Any, rows: list[int]) -> Any:
-    """Return a dataset of some rows, of the same kind if it is one of the library datasets."""
+    """Return a dataset of some rows, as a `datasets.Dataset` if possible."""
     return dataset.select(rows) if is_a(dataset, "datasets.Dataset") else SelectedRows(dataset, rows)
 
 
 def can_select(dataset: Any) -> bool:
-    """Return whether there are rows, and single ones can be read."""
+    """Return whether there are rows, and they can be read by number."""
     is_map = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
     return is_map and has_length(dataset) and len(dataset) > 0
 
@@ -87,36 +87,36 @@ def can_select(dataset: Any) -> bool:
 def summarize_rows(
     dataset: Any, columns: Collection[str] | None, model: Any, own_loss: bool = False, labels: Collection[str] = LABELS
 ) -> RowSummary:
-    """Summarize all rows, or as many as fit in ten seconds, spread over the whole.
+    """Summarize all rows, or as many as ten seconds allow, spread evenly over the dataset.
 
     Parameters:
-        columns: names that count; None for all.
-        model: the model that gets the rows.
-        own_loss: whether labels may mean something else than to the model's own loss.
-        labels: columns one of which is a label.
+        columns: used columns; None for all.
+        own_loss: whether a custom loss may give labels another meaning.
+        labels: names of label columns.
     """
-    ends, total, found = time.monotonic() + MAX_SECONDS, len(dataset), RowSummary(len(dataset))
-    # What a row may stand out by -> how much the row does that stands out most, and its number.
+    deadline = time.monotonic() + MAX_SECONDS
+    total, summary = len(dataset), RowSummary(len(dataset))
+    # Feature -> its extreme amount, and the row that has it.
     notable: dict[str, tuple[float, int]] = {}
-    bounds, main_input = _bounds(model, own_loss), getattr(model, "main_input_name", "input_ids")
-    # Each beginning of this order is spread over the whole.
-    stride = next(one for one in range(max(round(total * 0.618), 1), 2 * total + 1) if math.gcd(one, total) == 1)
-    for number in (place * stride % total for place in range(total)):
-        if time.monotonic() > ends and found.lengths:
+    bounds, main_input = _get_id_bounds(model, own_loss), getattr(model, "main_input_name", "input_ids")
+    # Golden-ratio stride: any number of first rows is spread evenly over the dataset.
+    candidates = range(max(round(total * 0.618), 1), 2 * total + 1)
+    stride = next(number for number in candidates if math.gcd(number, total) == 1)
+    for number in (index * stride % total for index in range(total)):
+        if time.monotonic() > deadline and summary.lengths:
             break
         try:
             row = dataset[number]
         except Exception as error:
-            # It fails in a batch too.
-            found.failing.setdefault("cannot be read", {})[number] = f"{type(error).__name__}: {error}"
-            found.lengths[number] = 0
+            summary.failing.setdefault("cannot be read", {})[number] = f"{type(error).__name__}: {error}"
+            summary.lengths[number] = 0
             continue
         values = dict(row) if isinstance(row, Mapping) else {"row": row}
-        kept = {name: value for name, value in values.items() if columns is None or name in columns} or values
-        amounts: dict[str, float] = {f"its columns: {', '.join(kept)}": 0}
+        used = {name: value for name, value in values.items() if columns is None or name in columns} or values
+        amounts: dict[str, float] = {f"its columns: {', '.join(used)}": 0}
         lengths: dict[str, int] = {}
-        for name, value in kept.items():
-            kind, length, numbers = _facts(value)
+        for name, value in used.items():
+            kind, length, numbers = _describe_value(value)
             lengths[name] = length
             amounts |= {f"{name}: {kind}": 0, f"the shortest {name}": -length, f"the longest {name}": length}
             if numbers is None:
@@ -127,41 +127,41 @@ def summarize_rows(
                 outside = numbers[((numbers < 0) | (numbers >= bound)) & (numbers != padding)]
                 if outside.size:
                     reason = f"it has {outside.max():,}, and {what}, for 0 to {bound - 1:,}"
-                    found.failing.setdefault(name, {})[number] = reason
-        for what, amount in amounts.items():
-            if what not in notable or amount > notable[what][0]:
-                notable[what] = amount, number
-        found.without_labels += not any(values.get(name) is not None for name in labels)
-        found.lengths[number] = lengths.get(main_input, max(lengths.values(), default=0))
-    # Of one row the kind of its values says more than how long it is.
-    for what in sorted(notable, key=lambda what: what.startswith("the ")):
-        found.notable.setdefault(notable[what][1], what)
-    return found
+                    summary.failing.setdefault(name, {})[number] = reason
+        for feature, amount in amounts.items():
+            if feature not in notable or amount > notable[feature][0]:
+                notable[feature] = amount, number
+        summary.without_labels += not any(values.get(name) is not None for name in labels)
+        summary.lengths[number] = lengths.get(main_input, max(lengths.values(), default=0))
+    # For each row, prefer the kinds of its values to extremes ("the longest ...").
+    for feature in sorted(notable, key=lambda feature: feature.startswith("the ")):
+        summary.notable.setdefault(notable[feature][1], feature)
+    return summary
 
 
-def _facts(value: Any) -> tuple[str, int, Any]:
-    """Return the kind of a value, how many values are in it, and these as an array if they are numbers."""
+def _describe_value(value: Any) -> tuple[str, int, Any]:
+    """Return the kind of a value, its number of elements, and an array of them if they are numbers."""
     if value is None:
         return "None", 0, None
     name = type(value).__name__
     try:
         numbers = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError):
-        # Lists of unequal lengths, and number formats that NumPy does not know.
+        # Ragged lists, and dtypes that NumPy lacks.
         return name, len(value) if hasattr(value, "__len__") else 1, None
     length = len(value) if isinstance(value, str) else numbers.size
     if numbers.dtype.kind not in "biuf" or not numbers.size:
-        has_gaps = numbers.dtype.kind == "O" and any(one is None for one in numbers.ravel())
+        has_gaps = numbers.dtype.kind == "O" and any(element is None for element in numbers.ravel())
         return f"{name}{' with None' * has_gaps}{'' if numbers.size else ', empty'}", length, None
     kind = f"{numbers.ndim}-dimensional, {'real' if numbers.dtype.kind == 'f' else 'whole'} numbers"
     return kind + ("" if np.isfinite(numbers).all() else ", not all finite"), length, numbers
 
 
-def _bounds(model: Any, own_loss: bool) -> dict[str, tuple[int, int, str]]:
-    """Return, by column, how many whole numbers the model takes, one besides these, and the reason."""
+def _get_id_bounds(model: Any, own_loss: bool) -> dict[str, tuple[int, int, str]]:
+    """Return, by column, the exclusive upper bound of ids, an additional valid id, and the reason."""
     inner = base_model(model)
     kind, classes = type(inner).__name__, getattr(getattr(inner, "config", None), "num_labels", None)
-    # Two models in one have a vocabulary for what they read and another for what they write.
+    # Encoder-decoder models may have separate vocabularies for input and output.
     tokens = predicted = 0
     with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
         tokens = int(inner.get_input_embeddings().weight.shape[0])
@@ -173,4 +173,4 @@ def _bounds(model: Any, own_loss: bool) -> dict[str, tuple[int, int, str]]:
         predicted, what = classes, f"{kind} has {classes} classes (config.num_labels)"
     else:
         what = f"{kind} predicts one of {predicted:,} tokens"
-    return bounds | (dict.fromkeys(LABELS, (predicted, PADDING, what)) if predicted else {})
+    return bounds | (dict.fromkeys(LABELS, (predicted, LABEL_PADDING, what)) if predicted else {})

@@ -1,6 +1,6 @@
-"""The command `littrainer check`: a script up to its first `train()`, and a check of that training instead of it.
+"""The command `littrainer check`: runs a script up to its first `train()`, and checks that training instead.
 
-It starts processes as `littrainer run` does; in each of them this module runs the script.
+It starts processes as `littrainer run` does; each of them runs the script by this module.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ WOULD_FAIL = 1
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on the words after `littrainer check`; returns the exit status, as `run.main` does."""
+    """Run `littrainer check` on its command-line words; return the exit status, as `run.main` does."""
     return run.start("check", ProgramParser("check", DESCRIPTION), words, ["-m", __spec__.name])
 
 
 def check_program(program: Sequence[str]) -> int:
-    """Run a script, or `-m` and a module, with its arguments, up to its first `train()`; check that, and end.
+    """Run a script (or `-m` and a module) with its arguments up to its first `train()`; check it and end the process.
 
     Returns:
-        2, if the script has ended without a training.
+        2, if the script ended without a training.
     """
     from littrainer.check.checking import TrainingCheck
     from littrainer.loop.checks import CHECKED_PROCESS
@@ -48,12 +48,12 @@ def check_program(program: Sequence[str]) -> int:
     exit_process, process_id, checks = os._exit, os.getpid(), list[TrainingCheck]()
     os.environ[CHECKED_PROCESS] = str(process_id)
 
-    def check_instead(self: Any, *given: Any, trial: Any = None, **keywords: Any) -> None:
+    def check_instead(self: Any, *args: Any, trial: Any = None, **keywords: Any) -> None:
         trainer_class.train, is_interrupted = train, False
         frames, script = traceback.extract_stack(), os.path.abspath(name)
         lines = [f", line {frame.lineno}," for frame in frames if os.path.abspath(frame.filename) == script]
         training = f"the training that {os.path.basename(name)}{''.join(lines[-1:])} begins"
-        if given or keywords.get("resume_from_checkpoint"):
+        if args or keywords.get("resume_from_checkpoint"):
             training += ", from its first step and not from a checkpoint"
         try:
             if trial is not None:
@@ -70,7 +70,7 @@ def check_program(program: Sequence[str]) -> int:
                 print(f"process {self.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
         folders.close()
         vars(os)["_exit"] = exit_process
-        # Other processes may wait in a collective call, and so would functions that end this one.
+        # If other processes wait in a collective call, exit functions of this process might wait too.
         (exit_process if is_interrupted else end_process)(status)
 
     def exit_with_message(status: int) -> None:
@@ -83,10 +83,10 @@ def check_program(program: Sequence[str]) -> int:
                 shutil.rmtree(check.folder, ignore_errors=True)
         exit_process(status)
 
-    # A script that ends the process at once would end the check with its own status, without a word.
+    # A script that calls os._exit would silently end the check with its status.
     vars(os)["_exit"] = exit_with_message
     trainer_class.train = trainer_class.check = check_instead
-    # An evaluation before the training starts no tracker either.
+    # Evaluations before the training must not start trackers.
     TrackerCallback.has_failed = True
     with contextlib.ExitStack() as folders, contextlib.redirect_stdout(sys.stderr):
         folders.enter_context(remove_output_dirs())

@@ -1,4 +1,4 @@
-"""How all commands parse their options, reject bad input, and end."""
+"""Command-line parsers, errors and exit statuses of all commands."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 BAD_INPUT = 2
-# How shells report programs that SIGPIPE or SIGINT has ended.
+# Shells' exit statuses of programs ended by SIGPIPE or SIGINT.
 PIPE_CLOSED, INTERRUPTED = 128 + 13, 128 + 2
-# Given as the script's name, as with python itself.
+# Script name for standard input, as in python.
 STANDARD_INPUT = "-"
 
 
 class BadInput(Exception):
-    """The command line, or a file that it names, cannot be used; the message says why and what to do."""
+    """Unusable command line, or a file named in it; the message has the reason and the remedy."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are one line, which names the nearest known option.
+    """Parser whose errors are a single line, with the nearest option for an unknown option.
 
     Parameters:
-        command: the command, as `report`; its help page begins with this name.
-        description: of the help page.
-        keywords: of `argparse.ArgumentParser`.
+        command: name of the command, such as `report`.
+        description: description on the help page.
+        keywords: keywords of `argparse.ArgumentParser`.
     """
 
     def __init__(self, command: str, description: str, **keywords: Any) -> None:
@@ -37,7 +37,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse; the error about an unknown option names the nearest one."""
+        """Parse as argparse does; name the nearest option for an unknown option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             from littrainer.arguments.did_you_mean import unrecognized
@@ -47,10 +47,10 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class ProgramParser(CommandParser):
-    """The parser of a command that starts a program: options, then a script or `-m` and a module, then its arguments.
+    """Parser of a command that starts a program: options, then a script (or `-m` and a module) with its arguments.
 
     Parameters:
-        command, description: as of `CommandParser`.
+        command, description: as in `CommandParser`.
     """
 
     def __init__(self, command: str, description: str) -> None:
@@ -64,11 +64,11 @@ class ProgramParser(CommandParser):
         )
 
     def parse_program(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options, and the program as python takes it: a script, or `-m` and a module, and its arguments."""
+        """Return the options, and the program in python's form: a script (or `-m` and a module) and its arguments."""
         options = self.parse_args(words)
         program = list(options.program)
         if program[:1] == ["--"]:
-            # Python would take a name that begins with a dash for its options.
+            # Python would parse a name that begins with a dash as an option.
             program[:2] = [os.path.join(os.curdir, name) for name in program[1:2]]
         if not program:
             self.error("no program is named; give a SCRIPT, or -m MODULE, after the options and their values")
@@ -84,26 +84,26 @@ class ProgramParser(CommandParser):
 
 
 def check_script(script: str) -> None:
-    """Raise `BadInput` unless there is such a file, which may be a pipe."""
+    """Raise `BadInput` unless the file, or pipe, exists."""
     if os.path.isdir(script) or not os.path.exists(script):
         raise BadInput(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the long options of a parser, in every spelling."""
+    """Return the long options of a parser."""
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 
 def reject(command: str, message: object) -> int:
-    """Print one line about bad input of a command on standard error; returns the exit status."""
+    """Print a line about bad input on standard error; return the exit status."""
     print(f"littrainer {command}: {message}", file=sys.stderr)
     return BAD_INPUT
 
 
 def run_quietly(command: Callable[[], int]) -> int:
-    """Run a command, which returns its exit status; Ctrl-C and a closed pipe (`| head -1`) end it without a message.
+    """Run a command and return its exit status; Ctrl-C and a closed pipe (`| head -1`) end it without a message.
 
-    Letters that standard output cannot hold are written as escapes.
+    Characters that standard output cannot encode are written as escapes.
     """
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
@@ -112,18 +112,18 @@ def run_quietly(command: Callable[[], int]) -> int:
         try:
             return command()
         finally:
-            # A page that argparse prints is still in the buffer when it raises SystemExit.
+            # argparse raises SystemExit before its help page is flushed.
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends, and would report the error then.
+        # The interpreter flushes again at exit, and would report the error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
         if os.name == "posix":
             import signal
 
-            # A shell ends a loop around the command only if a signal has ended it.
+            # A shell ends a loop around the command only if the command died of the signal.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""The command `littrainer env`: what is installed here, for a bug report. It imports neither torch nor Lightning."""
+"""The command `littrainer env`: prints the environment for a bug report. It imports neither torch nor Lightning."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DESCRIPTION = (
     "not fit together. Paste the text, which is Markdown, into a bug report. Secrets are hidden and the home folder is "
     "written as ~, but read the text before you publish it."
 )
-OWN_NAME = "littrainer"
-# These extras pin what the tests compare with; users may have other versions.
-EXTRAS_FOR_DEVELOPMENT = frozenset({"test", "demo"})
+PACKAGE_NAME = "littrainer"
+# Extras with the tests' pinned versions; users may have other versions.
+DEVELOPMENT_EXTRAS = frozenset({"test", "demo"})
 PACKAGES = (
     *("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "transformers", "accelerate", "datasets"),
     *("tokenizers", "safetensors", "huggingface-hub", "hf-xet", "peft", "trl", "evaluate", "sentence-transformers"),
@@ -34,12 +34,12 @@ PACKAGES = (
     *("mlflow-skinny", "trackio", "comet-ml", "clearml", "neptune", "swanlab", "dvclive", "codecarbon", "flytekit"),
     *("azureml-core", "dagshub", "matplotlib", "psutil", "tqdm", "rich", "packaging"),
 )
-# Runs in another process, since a broken driver may end it. Other lines may be printed first.
+# Runs in another process, which a broken driver may kill. torch may print lines before the result.
 QUERY_TORCH = """\
 import json, torch.utils.collect_env as c
 print(json.dumps({name: value for name, value in c.get_env_info()._asdict().items() if name != "pip_packages"}))
 """
-MAX_SECONDS = 120
+QUERY_TIMEOUT_S = 120
 
 VARIABLES = re.compile(
     r"(LITTRAINER|PL|LT|LIGHTNING|ACCELERATE|FSDP|PARALLELISM_CONFIG|TORCH\w*|PYTORCH|CUDA|CUBLAS|CUDNN|NCCL|GLOO|TRITON"
@@ -49,7 +49,7 @@ VARIABLES = re.compile(
     r"|VIRTUAL_ENV|CONDA_PREFIX|TMPDIR"
 )
 HIDDEN = "(hidden)"
-# Hides rather too much than too little: by the name of a variable, and by what its value looks like.
+# Patterns of secrets; they rather match too much than too little.
 SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASS|CREDENTIAL|API_?KEY|(^|_)(KEYS?|PWD?|AUTH|BEARER|JWT|COOKIE)(_|$)")
 SECRET_VALUE = re.compile(
     r"(^|[\s,;='\"])[^\s:/@]+:\S*@|://\S*[@?#]"
@@ -60,7 +60,7 @@ SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on the words after `littrainer env`; returns the exit status."""
+    """Run `littrainer env` on its command-line words; return the exit status."""
     CommandParser("env", DESCRIPTION).parse_args(words)
     torch = query_torch()
     versions = {name: get_version(name) for name in PACKAGES}
@@ -84,60 +84,60 @@ def main(words: Sequence[str]) -> int:
 
 
 def query_torch() -> dict[str, Any]:
-    """Return the facts of `torch.utils.collect_env`; if torch cannot be imported, `error` says why."""
-    # The folders of this process come first, so that the same torch is found wherever it was started.
+    """Return the facts of `torch.utils.collect_env`, or an `error` if torch cannot be imported."""
+    # Import the same torch as this process.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     command = [sys.executable, "-c", QUERY_TORCH]
     try:
         process = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=MAX_SECONDS
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=QUERY_TIMEOUT_S
         )
         return {name: value for name, value in json.loads(process.stdout.splitlines()[-1]).items() if value is not None}
     except subprocess.TimeoutExpired:
-        return {"error": f"importing torch and looking at its devices took more than {MAX_SECONDS} seconds"}
+        return {"error": f"importing torch and looking at its devices took more than {QUERY_TIMEOUT_S} seconds"}
     except (IndexError, ValueError):
         reason = (process.stderr.strip().splitlines() or ["without a message"])[-1]
         return {"error": f"import torch ended its process with status {process.returncode}: {reason}"}
 
 
 def get_version(name: str) -> str | None:
-    """Return the version of a package, or None."""
+    """Return the version of a package; None if it is not installed."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
     return None
 
 
 def findings() -> Iterator[str]:
-    """Yield which packages are missing or have a version that littrainer does not support, and what to install."""
-    if get_version(OWN_NAME) is None:
+    """Yield the packages that are missing or have an unsupported version, and the remedy."""
+    if get_version(PACKAGE_NAME) is None:
         yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
         return
-    for text in requires(OWN_NAME) or []:
+    for text in requires(PACKAGE_NAME) or []:
         from packaging.requirements import Requirement
 
         requirement = Requirement(text)
         of_extra = re.search(r"extra == ['\"](\w+)", text)
         extra = of_extra[1] if of_extra else ""
         is_relevant = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        if extra in EXTRAS_FOR_DEVELOPMENT or not is_relevant:
+        if extra in DEVELOPMENT_EXTRAS or not is_relevant:
             continue
-        found = get_version(requirement.name)
-        wanted = f"pip install '{requirement.name}{requirement.specifier}'"
-        if found is None and not extra:
-            yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
-        elif found is not None and not requirement.specifier.contains(found, prereleases=True):
-            yield f"{requirement.name} {found} is outside what littrainer supports: {wanted}"
+        installed = get_version(requirement.name)
+        remedy = f"pip install '{requirement.name}{requirement.specifier}'"
+        if installed is None and not extra:
+            yield f"{requirement.name} is not installed, and littrainer needs it: {remedy}"
+        elif installed is not None and not requirement.specifier.contains(installed, prereleases=True):
+            yield f"{requirement.name} {installed} is outside what littrainer supports: {remedy}"
 
 
 def read_accelerate_configuration() -> dict[str, str]:
-    """Return the files that `accelerate config` has written for `accelerate launch`."""
+    """Return the configuration files of `accelerate config`."""
     folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]
     return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are set and may change a training, in alphabetical order, without secrets."""
+    """Return the environment variables that may affect a training, sorted by name, without secrets."""
     set_here = {name: environment[name] for name in sorted(environment) if VARIABLES.fullmatch(name)}
     secrets = [value for name, value in environment.items() if _is_secret(name, value) and len(value) > 5]
     return {

@@ -1,8 +1,4 @@
-"""The command `littrainer explain`: what training arguments turn into, in words and as a Lightning program.
-
-Both read the table of destinations. The program leaves what arguments mean to `TransformersModule`, `TrainerDataModule`
-and `lightning.Trainer`.
-"""
+"""The command `littrainer explain`: describes what training arguments become on Lightning, in words or as a program."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ its data and its model, and trains nothing. What it prints goes to standard erro
 USAGE = """\
 littrainer explain [OPTIONS] --ARGUMENT VALUE ...
        littrainer explain [OPTIONS] SCRIPT [ARGS ...]"""
-# Arguments that become keywords in a printed program, in addition to those with keywords in the table of destinations.
+# Arguments that become keywords in a printed program, in addition to those in the table of destinations.
 IN_KEYWORDS = frozenset(
     (
         *("output_dir", "num_train_epochs", "max_steps", "full_determinism", "lightning"),
@@ -43,7 +39,7 @@ IN_KEYWORDS = frozenset(
         *("do_train", "do_eval", "do_predict", "gradient_accumulation_steps", "bf16", "fp16", "use_cpu"),
     )
 )
-# Arguments that have no effect on the model that stands in for yours.
+# Arguments without effect on the program's placeholder model.
 ABOUT_MODELS = frozenset(
     (
         *("activation_checkpointing", "activation_checkpointing_kwargs", "gradient_checkpointing", "label_names"),
@@ -51,8 +47,7 @@ ABOUT_MODELS = frozenset(
         *("optim_target_modules", "predict_with_generate", "generation_max_length", "generation_num_beams"),
     )
 )
-# What the program of a script cannot hold.
-OBJECTS_OF_A_SCRIPT = (
+SCRIPT_OBJECTS_HINT = (
     "Add the objects of the script's Trainer: return the model in make_model and the training data in make_rows; give",
     "metrics, loss function and optimizers to TransformersModule, other data and the collator to TrainerDataModule,",
     "callbacks to pl.Trainer; and write overridden methods in a subclass of TransformersModule.",
@@ -60,11 +55,11 @@ OBJECTS_OF_A_SCRIPT = (
 
 
 class TrainerReached(BaseException):
-    """Stops the script, past its `except Exception`; its argument is the text to print."""
+    """Signal that stops the script, past its `except Exception`; its argument is the text to print."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on the words after `littrainer explain`; returns the exit status."""
+    """Run `littrainer explain` on its command-line words; return the exit status."""
     parser = CommandParser("explain", DESCRIPTION, usage=USAGE)
     parser.add_argument("--as-code", action="store_true", help="print a Lightning program that trains the same")
     parser.epilog = "Write the option before the script, or among the training arguments."
@@ -85,7 +80,7 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
 
     try:
         parser: Any = ArgumentParser(Seq2SeqTrainingArguments, prog=command.prog, add_help=False)
-        with warnings.catch_warnings(record=True) as caught, remove_output_dirs(are_made=False):
+        with warnings.catch_warnings(record=True) as caught, remove_output_dirs(should_create=False):
             args, unknown = parser.parse_args_into_dataclasses(
                 words, look_for_args_file=False, return_remaining_strings=True
             )
@@ -93,19 +88,18 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
                 print(f"littrainer explain: {warning.message}", file=sys.stderr)
             if unknown:
                 raise BadInput(unrecognized(unknown, [*option_names(command), *option_names(parser)]))
-            print(program(args) if as_code else explain_trainer(_small_trainer(args), args, words), end="")
+            print(render_program(args) if as_code else explain_trainer(_create_tiny_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         raise BadInput(str(error)) from error
     return 0
 
 
-def _small_trainer(args: TrainingArguments) -> Trainer:
-    """Return a Trainer with these arguments, a model of one weight and one sample."""
+def _create_tiny_trainer(args: TrainingArguments) -> Trainer:
     from torch import nn
 
     from littrainer.trainer import Trainer
 
-    # A model of one weight generates nothing.
+    # The tiny model cannot generate.
     args = copy.copy(args)
     vars(args).update(predict_with_generate=False, generation_config=None)
     rows = [{"input": 0.0}]
@@ -113,7 +107,6 @@ def _small_trainer(args: TrainingArguments) -> Trainer:
 
 
 def _explain_script(script: str, words: list[str], as_code: bool) -> int:
-    """Run a script up to its first Trainer."""
     check_script(script)
     from littrainer.redirection.redirect import install
     from littrainer.trainer import Trainer
@@ -123,12 +116,12 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 
     def make_and_stop(self: Trainer, *args: Any, **kwargs: Any) -> NoReturn:
         make_trainer(self, *args, **kwargs)
-        raise TrainerReached(program(self.args, script) if as_code else explain_trainer(self, self.args, words))
+        raise TrainerReached(render_program(self.args, script) if as_code else explain_trainer(self, self.args, words))
 
     install()
     trainer_class.__init__ = make_and_stop
     try:
-        with remove_output_dirs(are_made=False), contextlib.redirect_stdout(sys.stderr):
+        with remove_output_dirs(should_create=False), contextlib.redirect_stdout(sys.stderr):
             run_program([script, *words])
     except TrainerReached as reached:
         print(reached, end="")
@@ -142,12 +135,12 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 
 
 def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
-    """Describe where a Trainer's arguments go, and the Lightning keywords and parts that they result in.
+    """Describe the destinations of a Trainer's arguments, and the resulting Lightning keywords and parts.
 
     Parameters:
-        trainer: a Trainer that has not trained; the `lightning.Trainer` of its training is made and read.
+        trainer: a Trainer that has not trained; its `lightning.Trainer` is built and read.
         args: the arguments whose values are shown.
-        words: the command line; arguments that are named there come first.
+        words: the command line; its arguments are shown first.
     """
     from littrainer.arguments.normalization import list_trackers
     from littrainer.arguments.report_to import format_tracker
@@ -159,8 +152,8 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
         tables = (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.LAUNCHER_KEYWORDS, DERIVED_KEYWORDS)
         return next(str(table[name][1]) for table in tables if name in table)
 
-    def names(things: Sequence[Any]) -> str:
-        return ", ".join(type(thing).__name__ for thing in things) or "none"
+    def names(objects: Sequence[Any]) -> str:
+        return ", ".join(type(instance).__name__ for instance in objects) or "none"
 
     lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
     keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
@@ -183,7 +176,7 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
     options = {word.partition("=")[0].replace("-", "_") for word in words}
     named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
-        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_purpose_of(name)}")
+        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_get_purpose(name)}")
         for name, value in (named | get_changed_arguments(args)).items()
     ]
     sections = {
@@ -191,10 +184,10 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
         "keywords of lightning.Trainer": rows,
         "parts of the training": parts,
     }
-    return "\n\n".join("\n".join([title, *_table(lines)]) for title, lines in sections.items()) + "\n"
+    return "\n\n".join("\n".join([title, *_format_rows(lines)]) for title, lines in sections.items()) + "\n"
 
 
-def _purpose_of(name: str) -> str:
+def _get_purpose(name: str) -> str:
     """Return the first part of an argument's help, as a sentence."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
@@ -210,7 +203,7 @@ def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     return {name: values[name] for name, default in defaults.items() if name in values and values[name] != default}
 
 
-def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
+def _format_rows(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
     width = min(max(len(left) for left, _ in rows), widest)
     return [f"  {left:<{width}}  {right}".rstrip() for left, right in rows]
 
@@ -218,19 +211,19 @@ def _table(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
 # ---- As a program ----------------------------------------------------------------------------------------------------
 
 
-def program(args: TrainingArguments, script: str | None = None) -> str:
-    """Return a Lightning program that trains as the arguments say.
+def render_program(args: TrainingArguments, script: str | None = None) -> str:
+    """Return a Lightning program with the same training.
 
     Parameters:
-        args: the arguments.
-        script: the script that they come from.
+        args: the training arguments.
+        script: their script, if any.
     """
     from littrainer.lightning.arguments import is_plain
     from littrainer.lightning.ignored_arguments import DATA_MODULE_ARGUMENTS, LIGHTNING_EQUIVALENTS, MODULE_ARGUMENTS
 
     in_arguments, left_out = [], []
     for name, value in get_changed_arguments(args).items():
-        sentence = _purpose_of(name)
+        sentence = _get_purpose(name)
         if name in ABOUT_MODELS:
             left_out.append(f"- {name}: {sentence} It needs your model; add it to ARGUMENTS then.")
         elif not is_plain(value):
@@ -247,33 +240,33 @@ def program(args: TrainingArguments, script: str | None = None) -> str:
     if left_out:
         heading += ["", "Not in this program:", *left_out]
     if script is not None:
-        heading += ["", *OBJECTS_OF_A_SCRIPT]
+        heading += ["", *SCRIPT_OBJECTS_HINT]
     evaluates = args.eval_strategy != "no" or args.eval_on_start
     template = files("littrainer.commands").joinpath("lightning_program.txt").read_text("utf-8")
     return template % {
         "heading": "\n".join(heading).replace("\\", "/").replace('"""', "'''"),
         "arguments": "".join(in_arguments),
         "seed": args.seed,
-        "total_steps": _total_steps(args),
+        "total_steps": _format_total_steps(args),
         "evaluation_rows": "make_rows()" if evaluates else "None",
-        "keywords": "".join(f"        {name}={value},\n" for name, value in _program_keywords(args).items()),
+        "keywords": "".join(f"        {name}={value},\n" for name, value in _build_keywords(args).items()),
         "validate": "    trainer.validate(module, data, verbose=False)\n" if args.eval_on_start else "",
     }
 
 
-def _total_steps(args: TrainingArguments) -> str:
+def _format_total_steps(args: TrainingArguments) -> str:
     if args.max_steps > 0:
         return str(args.max_steps)
-    share = f"len(rows) {'// ' if args.dataloader_drop_last else '/ '}{args.per_device_train_batch_size}"
-    return f"math.ceil({args.num_train_epochs!r} * math.ceil({share} / {args.gradient_accumulation_steps}))"
+    batches = f"len(rows) {'// ' if args.dataloader_drop_last else '/ '}{args.per_device_train_batch_size}"
+    return f"math.ceil({args.num_train_epochs!r} * math.ceil({batches} / {args.gradient_accumulation_steps}))"
 
 
-def _steps(interval: float | None) -> str:
-    """Return the optimizer steps of an interval, as code: below 1 it is a share of all steps."""
+def _format_steps(interval: float | None) -> str:
+    """Return an interval in optimizer steps, as code; below 1, as a fraction of all steps."""
     return f"math.ceil(total_steps * {interval!r})" if interval and interval < 1 else str(int(interval or 1))
 
 
-def _program_keywords(args: TrainingArguments) -> dict[str, str]:
+def _build_keywords(args: TrainingArguments) -> dict[str, str]:
     from littrainer.lightning.arguments import is_plain
 
     keywords = {name: repr(find(args)) for name, (find, _) in DERIVED_KEYWORDS.items()}
@@ -281,9 +274,9 @@ def _program_keywords(args: TrainingArguments) -> dict[str, str]:
     keywords |= {"enable_model_summary": "False", "enable_progress_bar": repr(not args.disable_tqdm)}
     keywords["logger"] = "False" if args.logging_strategy == "no" else f"pl.loggers.CSVLogger({args.output_dir!r})"
     if args.logging_strategy == "steps":
-        keywords["log_every_n_steps"] = _steps(args.logging_steps)
+        keywords["log_every_n_steps"] = _format_steps(args.logging_steps)
     if args.eval_strategy == "steps":
-        keywords["val_check_interval"] = f"{args.gradient_accumulation_steps} * {_steps(args.eval_steps)}"
+        keywords["val_check_interval"] = f"{args.gradient_accumulation_steps} * {_format_steps(args.eval_steps)}"
         keywords["check_val_every_n_epoch"] = "None"
     elif args.eval_strategy == "no":
         keywords["limit_val_batches"] = "1.0" if args.eval_on_start else "0"
@@ -293,14 +286,14 @@ def _program_keywords(args: TrainingArguments) -> dict[str, str]:
         keywords["enable_checkpointing"] = "False"
     else:
         limit = args.save_total_limit or 0
-        kept = limit if limit > 0 else -1
-        settings = f"{args.output_dir!r}, save_top_k={kept}, save_weights_only={args.save_only_model}"
+        top_k = limit if limit > 0 else -1
+        settings = f"{args.output_dir!r}, save_top_k={top_k}, save_weights_only={args.save_only_model}"
         if args.load_best_model_at_end or args.save_strategy == "best":
             settings += ', monitor="val_loss"'
-        elif kept > 0:
+        elif top_k > 0:
             settings += ', monitor="step", mode="max"'
         if args.save_strategy == "steps":
-            settings += f", every_n_train_steps={_steps(args.save_steps)}"
+            settings += f", every_n_train_steps={_format_steps(args.save_steps)}"
         keywords["callbacks"] = f"[pl.callbacks.ModelCheckpoint({settings})]"
     further: Any = args.lightning or {}
     return keywords | {name: repr(value) for name, value in further.items() if is_plain(further)}

@@ -1,4 +1,4 @@
-"""Trainers that a command makes without training leave no folder and no repository."""
+"""Cleanup after Trainers that a command creates without training: no folder and no repository remains."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def remove_output_dirs(are_made: bool = True) -> Iterator[None]:
-    """Remove the folders that Trainers have made in the block, unless a script has written into them.
+def remove_output_dirs(should_create: bool = True) -> Iterator[None]:
+    """Remove empty folders that Trainers created in the block.
 
     Parameters:
-        are_made: let Trainers make them.
+        should_create: let Trainers create the folders.
     """
     from littrainer import trainer as module
 
     trainer_class: Any = module.Trainer
     make_output_dir, init_hf_repo = module.make_output_dir, trainer_class.init_hf_repo
-    made: list[Path] = []
+    created: list[Path] = []
 
-    def make_and_note(folder: str) -> None:
-        if not are_made:
+    def create_output_dir(folder: str) -> None:
+        if not should_create:
             return
         path = Path(folder).absolute()
-        made.extend(part for part in (path, *path.parents) if not part.exists())
+        created.extend(parent for parent in (path, *path.parents) if not parent.exists())
         make_output_dir(folder)
 
-    module.make_output_dir, trainer_class.init_hf_repo = make_and_note, lambda *_, **__: None
+    module.make_output_dir, trainer_class.init_hf_repo = create_output_dir, lambda *_, **__: None
     try:
         yield
     finally:
         module.make_output_dir, trainer_class.init_hf_repo = make_output_dir, init_hf_repo
-        for folder in made:
+        for folder in created:
             with contextlib.suppress(OSError):
                 folder.rmdir()

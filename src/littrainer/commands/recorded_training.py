@@ -1,9 +1,8 @@
-"""Runs a script up to the end of its first training, of which it takes a few steps, and leaves the run in a folder.
+"""Program that runs a few steps of a script's first training, and saves the run in a folder.
 
     python recorded_training.py SIDE STEPS FOLDER SCRIPT ARGS ...
 
-`littrainer verify` starts this file for each Trainer. It imports nothing of littrainer, so that the process with
-transformers' Trainer has nothing else; and it changes classes when the script imports them, not before.
+`littrainer verify` runs this file for each Trainer. It must not import littrainer, for the sake of transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MODULES = {
     TRANSFORMERS: ("transformers.training_args", "transformers.trainer", "transformers.trainer_callback"),
     LITTRAINER: ("littrainer.arguments.training_arguments", "littrainer.trainer", "littrainer.callbacks.base"),
 }
-# Of what a script draws before it seeds its generators, in both processes.
+# Seed of both processes, for scripts that draw numbers before they set a seed.
 SEED = 0
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
 
@@ -42,19 +41,20 @@ def run_program(program: Sequence[str]) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process here, so that no `except` and no `finally` of the script goes on to write."""
-    # They delete the script's temporary folders.
+    """End the process without running the script's `except` and `finally` blocks, which might write."""
+    # Exit functions delete the script's temporary folders.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(status)
 
 
 def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
-    """Let functions have modules, by their names, as soon as these have been loaded."""
+    """Call functions with modules, by name, as soon as these are loaded."""
 
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
-        found = (one.find_spec(fullname, path, target) for one in sys.meta_path if one is not finder)
-        spec: Any = next(filter(None, found), None) if fullname in changes else None
+        finders = (other for other in sys.meta_path if other is not finder)
+        specs = (other.find_spec(fullname, path, target) for other in finders)
+        spec: Any = next(filter(None, specs), None) if fullname in changes else None
         if spec is not None:
             execute = spec.loader.exec_module
             spec.loader.exec_module = lambda module: (execute(module), changes[fullname](module))
@@ -65,34 +65,38 @@ def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
 
 
 def redirect(kind: Any, name: str, folder: str) -> None:
-    """Let a method first make the arguments which it has, or is, write into the folder and nowhere else."""
+    """Patch a method to first redirect the output of training arguments (its own, or in its arguments) to a folder."""
     method = getattr(kind, name)
 
     @functools.wraps(method)
-    def redirect_and_call(self: Any, *given: Any, **named: Any) -> Any:
-        for args in (self, getattr(self, "args", None), *given, *named.values()):
+    def redirect_and_call(self: Any, *positional: Any, **keywords: Any) -> Any:
+        for args in (self, getattr(self, "args", None), *positional, *keywords.values()):
             if hasattr(args, "report_to"):
                 args.output_dir, args.push_to_hub, args.report_to = folder, False, []
-        return method(self, *given, **named)
+        return method(self, *positional, **keywords)
 
     setattr(kind, name, redirect_and_call)
 
 
 def record(kind: Any, callbacks: str, steps: int) -> None:
-    """Let `train()` take a few steps, log each, evaluate, save, and end the script."""
+    """Patch `train()` to take a few steps, log each, evaluate, save, and end the script."""
     train = kind.train
 
     @functools.wraps(train)
-    def train_and_end(self: Any, *given: Any, **named: Any) -> None:
-        args, listeners = self.args, self.callback_handler.callbacks
+    def train_and_end(self: Any, *positional: Any, **keywords: Any) -> None:
+        args, handler = self.args, self.callback_handler
         args.logging_strategy, args.logging_steps = type(args.logging_strategy)("steps"), 1
-        of_trackers = [one for one in listeners if any(c.__module__.startswith(TRACKERS) for c in type(one).__mro__)]
-        listeners[:] = [one for one in listeners if one not in of_trackers]
-        evaluates = self.eval_dataset is not None or args.eval_strategy != "no"
-        self.add_callback(ending(importlib.import_module(callbacks).TrainerCallback, steps, evaluates))
-        # True stands for the newest checkpoint in the user's folder, and there is none in this one.
-        given = tuple(None if value is True else value for value in given)
-        train(self, *given, **{name: None if value is True else value for name, value in named.items()})
+        handler.callbacks[:] = [
+            callback
+            for callback in handler.callbacks
+            if not any(base.__module__.startswith(TRACKERS) for base in type(callback).__mro__)
+        ]
+        has_evaluation = self.eval_dataset is not None or args.eval_strategy != "no"
+        base = importlib.import_module(callbacks).TrainerCallback
+        self.add_callback(create_stopping_callback(base, steps, has_evaluation))
+        # resume_from_checkpoint=True means the newest checkpoint in output_dir, and the redirected folder has none.
+        positional = tuple(None if value is True else value for value in positional)
+        train(self, *positional, **{name: None if value is True else value for name, value in keywords.items()})
         self.save_model()
         self.save_state()
         end_process(0)
@@ -100,28 +104,28 @@ def record(kind: Any, callbacks: str, steps: int) -> None:
     kind.train = train_and_end
 
 
-def ending(base: Any, steps: int, evaluates: bool) -> Any:
-    """Return a callback that ends a training after its steps; the schedule stays that of the whole training."""
+def create_stopping_callback(base: Any, steps: int, has_evaluation: bool) -> Any:
+    """Return a callback that stops training after some steps, without a change of the schedule."""
 
-    class Ending(base):
-        left = steps
+    class StoppingCallback(base):
+        remaining = steps
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.left -= 1
-            if self.left <= 0 or state.global_step >= state.max_steps:
-                self.left, control.should_training_stop = 0, True
-                control.should_evaluate, control.should_save = evaluates, True
+            self.remaining -= 1
+            if self.remaining <= 0 or state.global_step >= state.max_steps:
+                self.remaining, control.should_training_stop = 0, True
+                control.should_evaluate, control.should_save = has_evaluation, True
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # Both were done at the last step.
-            if self.left == 0:
+            # The last step has evaluated and saved.
+            if self.remaining == 0:
                 control.should_evaluate = control.should_save = False
 
-    return Ending()
+    return StoppingCallback()
 
 
 def main(side: str, steps: str, folder: str, *program: str) -> None:
-    """Run the program, which is a script, or `-m` and a module, with its arguments."""
+    """Run a script (or `-m` and a module) with its arguments."""
     arguments, trainer, callbacks = MODULES[side]
     refusal = "The script imports its Trainer from littrainer, so there is none of transformers to compare with."
 
@@ -130,7 +134,6 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
         redirect(module.Trainer, "train", folder)
         redirect(module.Trainer, "__init__", folder)
 
-    # Many scripts make their model before they seed anything.
     random.seed(SEED)
     changes: dict[str, Callable[[Any], Any]] = {
         "torch": lambda torch: torch.manual_seed(SEED),

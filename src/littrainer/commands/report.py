@@ -10,20 +10,19 @@ from pathlib import Path
 
 from littrainer.checkpoint.layout import RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.commands.command_line import BadInput, CommandParser
-from littrainer.commands.report_charts import Chart, build_search_charts, build_training_charts, picture
+from littrainer.commands.report_charts import Chart, build_search_charts, build_training_charts, render_png
 from littrainer.commands.report_folders import MissingState, Run, Search, load_folders
-from littrainer.commands.report_page import page
+from littrainer.commands.report_page import render_page
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.remote_folder import RemoteFolderError, get_remote_url, local_folder
 from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"
 PAGE_ENDINGS = (".html", ".htm")
-# With --watch, until the page is written again and an open page loads itself again.
-RELOAD_SECONDS = 5
-# The first bytes of both files have this mark, and a file with it may be replaced.
+# Interval of --watch for writing the page, and for reloads of an open page.
+RELOAD_INTERVAL_S = 5
+# Files with this mark in their first bytes may be overwritten.
 MARK, HEAD_BYTES = b"littrainer report", 4096
-# Files that are downloaded of a remote run.
 REMOTE_FILES = (TRAINER_STATE_NAME, RUN_RECORD_NAME, SEARCH_RECORD_NAME, "config.json", "adapter_config.json")
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
@@ -43,7 +42,7 @@ ABOUT_WATCH = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on the words after `littrainer report`; returns the exit status."""
+    """Run `littrainer report` on its command-line words; return the exit status."""
     parser = CommandParser("report", DESCRIPTION)
     parser.add_argument("folders", nargs="+", metavar="OUTPUT_DIR", help=ABOUT_FOLDERS)
     parser.add_argument("-o", "--output", metavar="FILE.html", help=ABOUT_OUTPUT)
@@ -53,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     try:
         if options.watch:
             _watch(options)
-        # The last page of --watch still loads itself again.
+        # After --watch, write a page that does not reload.
         target, charts = _write_page(options)
         print(f"page: {target}")
         if not options.no_png:
@@ -67,27 +66,27 @@ def main(words: Sequence[str]) -> int:
 
 def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Path, list[Chart]]:
     runs, searches = load_folders(_local_folders(options.folders))
-    target = _target(runs, searches, options.output)
-    charts = [
-        chart for number, search in enumerate(searches) for chart in build_search_charts(search, f"search {number}")
-    ]
+    target = _get_target(runs, searches, options.output)
+    charts: list[Chart] = []
+    for number, search in enumerate(searches):
+        charts += build_search_charts(search, f"search {number}")
     charts += build_training_charts(runs)
-    write_atomically(target, page(runs, searches, charts, live_seconds))
+    write_atomically(target, render_page(runs, searches, charts, live_seconds))
     return target, charts
 
 
 def _local_folders(folders: Sequence[str]) -> list[str]:
-    """Return the folders, with a local one for each URL that has the files that a report reads."""
+    """Return the folders, with local copies of the report's files for URLs."""
     paths = []
     for folder in folders:
         try:
             path = local_folder(folder)
             if path != folder:
-                # They load torch, which reports on local folders do without.
+                # Imported here to load torch for URLs only.
                 from littrainer.checkpoint.remote import download_small_files
                 from littrainer.checkpoint.store import is_abandoned
 
-                # A run of this machine has the newest files here.
+                # A run on this machine has newer files than its URL.
                 if is_abandoned(Path(path)):
                     path = str(download_small_files(Path(path), REMOTE_FILES))
         except (RemoteFolderError, ImportError, OSError, ValueError) as error:
@@ -98,7 +97,7 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
 
 def _write_picture(path: Path, charts: list[Chart]) -> None:
     try:
-        write_atomically(path, picture(charts))
+        write_atomically(path, render_png(charts))
     except ImportError:
         print("picture: not written; it needs matplotlib: pip install matplotlib")
     else:
@@ -106,28 +105,27 @@ def _write_picture(path: Path, charts: list[Chart]) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    """Write the page again and again, until Ctrl-C."""
     is_written = False
     print(f"waiting for changes in {', '.join(options.folders)}; Ctrl-C ends this", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
-                target, _ = _write_page(options, RELOAD_SECONDS)
+                target, _ = _write_page(options, RELOAD_INTERVAL_S)
                 if not is_written:
                     print(f"page: {target}", flush=True)
                 is_written = True
             except BadInput as error:
-                # Before the training begins there is no state, and a checkpoint may be deleted while it is read.
+                # The training may not have begun, or a checkpoint may be deleted during the read.
                 if not is_written and not isinstance(error, MissingState):
                     raise
-            time.sleep(RELOAD_SECONDS)
+            time.sleep(RELOAD_INTERVAL_S)
 
 
-def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path:
+def _get_target(runs: list[Run], searches: list[Search], output: str | None) -> Path:
     """Return the path of the page.
 
     Raises:
-        BadInput: no page can be written there, or it would replace a file that is no report.
+        BadInput: the path is unusable, or the page would overwrite a file that is no report.
     """
     if output is not None:
         target = Path(output)
@@ -137,10 +135,10 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
             )
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
-    home = folders.pop() if len(folders) == 1 else Path()
-    home = Path() if get_remote_url(home) else home
-    # One more file would make a checkpoint differ from its manifest.
-    target = (home.parent if checkpoint_step(home) is not None else home) / DEFAULT_NAME
+    folder = folders.pop() if len(folders) == 1 else Path()
+    folder = Path() if get_remote_url(folder) else folder
+    # Not into a checkpoint, which would then differ from its manifest.
+    target = (folder.parent if checkpoint_step(folder) is not None else folder) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):
         if path.exists() and not (path.is_file() and MARK in path.read_bytes()[:HEAD_BYTES]):
             raise BadInput(f"{path} exists and is not a report of littrainer; give another place with -o FILE.html.")

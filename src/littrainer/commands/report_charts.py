@@ -1,4 +1,4 @@
-"""The charts of `littrainer report`: curves of trainings and trials of searches, and a picture of them."""
+"""Charts of `littrainer report`: curves of trainings, trials of searches, and a PNG of them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from littrainer.commands.report_folders import Run, Search
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, TrialRecord
 
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "grad_norm"
-# Metric -> title of its chart; all others have their own name.
+# Metric -> title of its chart; by default the metric's name.
 TITLES = {
     "loss": "Loss",
     LEARNING_RATE: "Learning rate",
     GRADIENT_NORM: "Gradient norm before clipping",
     THROUGHPUT: "Samples per second of evaluations",
 }
-# Their zero means something, and a logarithmic axis does not have one.
+# Metrics with a meaningful zero, which a logarithmic axis lacks.
 ALWAYS_LINEAR = (LEARNING_RATE, THROUGHPUT)
-# So many metrics of evaluations, and so many others, are drawn.
 MAX_METRICS = 12
 MAX_PARAMETERS = 8
-# A value axis is logarithmic if the middle nine tenths of its values span this ratio.
-LOGARITHMIC_FROM = 100.0
-# Charts have no room for larger numbers.
+# A value axis is logarithmic if the central 90 % of its values span this ratio.
+MIN_LOGARITHMIC_RATIO = 100.0
+# Larger values are gaps.
 MAX_VALUE = 1e300
 TRAINING_AXES = {"step": "optimizer step", "epoch": "epoch", "time": "time, estimated from the mean pace"}
 ABSENT = "\N{EN DASH}"
@@ -38,16 +37,16 @@ GREY, RED = -1, 6
 
 @dataclass
 class Series:
-    """One curve, or one group of dots.
+    """Curve, or group of dots.
 
     Parameters:
-        run, source: the training, and the source of its numbers; of a search, the state of the trials.
-        x: axis -> a number for each point, None where it is not known.
-        y: the values; None is a gap, which a cross at the foot of the chart marks.
+        run, source: the training, and the source of its numbers; for a search, the state of the trials.
+        x: axis -> a number for each point, None if unknown.
+        y: the values; None is a gap, marked by a cross at the bottom of the chart.
         look: "line", "dots" or "steps".
-        color, dash: numbers of a colour and of a line style in the palette.
-        best: numbers of the best points.
-        ids: the trial that a point belongs to.
+        color, dash: indices in the palette.
+        best: indices of the best points.
+        ids: the trial of each point.
     """
 
     run: str
@@ -63,15 +62,15 @@ class Series:
 
 @dataclass
 class Chart:
-    """One chart.
+    """Chart of several series.
 
     Parameters:
-        group, zoom: charts with the same name have one cursor, or are zoomed together.
-        axes: what x can be -> its label.
-        log, x_log: whether an axis is logarithmic unless the reader chooses.
-        is_noisy: whether its curves can be smoothed.
-        ticks: the names of x values 0, 1, 2 ... if they are not numbers.
-        summary: the content in words, for screen readers.
+        group, zoom: charts with the same name share a cursor, or are zoomed together.
+        axes: choices of x -> their labels.
+        log, x_log: whether an axis is logarithmic by default.
+        is_noisy: whether to offer smoothing.
+        ticks: names of categories, the x values 0, 1, 2 ...
+        summary: description for screen readers.
     """
 
     title: str
@@ -90,26 +89,26 @@ class Chart:
 
 
 def build_training_charts(runs: list[Run]) -> list[Chart]:
-    """Return the charts of trainings, which are drawn over each other."""
+    """Return the charts of trainings, with all trainings in each chart."""
     sources = dict.fromkeys([TRAINING, *(source for run in runs for _, source in run.history.curves)])
     charts = []
     for metric in split_metrics(runs)[0]:
         series: list[Series] = []
         for number, run in enumerate(runs):
             for index, source in enumerate(sources):
-                # One run is coloured by source; several by run, and their sources are line styles.
+                # Colors distinguish sources of a single run, else runs (with line styles for sources).
                 color, dash = (index, 0) if len(runs) == 1 else (number, index)
-                series += _curves(run, metric, source, color, dash)
+                series += _build_series(run, metric, source, color, dash)
         title = TITLES.get(metric, metric)
-        used = {axis for curve in series for axis, x in curve.x.items() if any(value is not None for value in x)}
+        available = {axis for curve in series for axis, x in curve.x.items() if any(value is not None for value in x)}
         charts.append(
             Chart(
                 title,
                 "training",
-                {axis: label for axis, label in TRAINING_AXES.items() if axis in used},
+                {axis: label for axis, label in TRAINING_AXES.items() if axis in available},
                 series,
                 "training",
-                log=metric not in ALWAYS_LINEAR and _spans_powers(series),
+                log=metric not in ALWAYS_LINEAR and _should_be_logarithmic(series),
                 is_noisy=metric != LEARNING_RATE,
                 summary=f"{title}. {'; '.join(filter(None, map(_describe, series)))}.",
             )
@@ -117,84 +116,86 @@ def build_training_charts(runs: list[Run]) -> list[Chart]:
     return charts
 
 
-def _curves(run: Run, metric: str, source: str, color: int, dash: int) -> Iterable[Series]:
+def _build_series(run: Run, metric: str, source: str, color: int, dash: int) -> Iterable[Series]:
     points = run.history.curves.get((metric, source), [])
     best = {*run.best_points(metric, source)} if run.deciding_curve == (metric, source) else set()
-    # The evaluation of the best model is no continuation of the curve.
+    # An evaluation of the best model does not continue the curve.
     for is_after, suffix, look in ((False, "", "line"), (True, ", after training", "dots")):
-        chosen = [point for point in points if point.is_after_training == is_after]
+        selected = [point for point in points if point.is_after_training == is_after]
         x: dict[str, list[float | None]] = {
-            "step": [point.step for point in chosen],
-            "epoch": [point.epoch for point in chosen],
-            "time": [run.seconds_at(point.step) for point in chosen],
+            "step": [point.step for point in selected],
+            "epoch": [point.epoch for point in selected],
+            "time": [run.seconds_at(point.step) for point in selected],
         }
-        stars = [number for number, point in enumerate(chosen) if point in best]
-        values = [_drawable(point.value) for point in chosen]
-        if chosen:
+        stars = [index for index, point in enumerate(selected) if point in best]
+        values = [_drop_nonfinite(point.value) for point in selected]
+        if selected:
             yield Series(run.name, f"{source}{suffix}", x, values, look, color, dash, stars)
 
 
-def _drawable(value: float) -> float | None:
+def _drop_nonfinite(value: float) -> float | None:
     return value if math.isfinite(value) and abs(value) < MAX_VALUE else None
 
 
-def _spans_powers(series: Iterable[Series]) -> bool:
+def _should_be_logarithmic(series: Iterable[Series]) -> bool:
     ordered = sorted(value for curve in series for value in curve.y if value is not None)
     edge = len(ordered) // 20
-    return bool(ordered) and ordered[0] > 0 and ordered[-1 - edge] / ordered[edge] >= LOGARITHMIC_FROM
+    return bool(ordered) and ordered[0] > 0 and ordered[-1 - edge] / ordered[edge] >= MIN_LOGARITHMIC_RATIO
 
 
 def _describe(series: Series) -> str:
     values = [value for value in series.y if value is not None]
     if not values:
         return ""
-    first, last, least, greatest = map(format_number, (values[0], values[-1], min(values), max(values)))
+    first, last, minimum, maximum = map(format_number, (values[0], values[-1], min(values), max(values)))
     name = f"{series.run}, {series.source}"
     if len(values) == 1:
         return f"{name} is {first}"
-    return f"{name} goes from {first} to {last}, between {least} and {greatest}"
+    return f"{name} goes from {first} to {last}, between {minimum} and {maximum}"
 
 
 def split_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
-    """Return the metrics that are drawn: the usual ones, a dozen of evaluations, a dozen others; and the rest."""
+    """Return the metrics to draw (usual metrics, and a dozen each of evaluations and training), and the others."""
     logged = dict.fromkeys(metric for run in runs for metric, _ in run.history.curves)
     evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
     deciding = {run.deciding_curve[0] for run in runs}
-    # Speed during the training has a table.
-    others = [metric for metric in logged if metric not in {*TITLES, *COSTS} and not metric.startswith(SPEED_PREFIX)]
-    of_evaluations = [metric for metric in others if metric in evaluated]
-    of_training = [metric for metric in others if metric not in evaluated]
-    chosen = {*TITLES, *deciding, *of_evaluations[:MAX_METRICS], *of_training[:MAX_METRICS]}
-    order = ["loss", *of_evaluations, LEARNING_RATE, GRADIENT_NORM, THROUGHPUT, *of_training]
+    # The training's throughput has a table.
+    custom = [metric for metric in logged if metric not in {*TITLES, *COSTS} and not metric.startswith(SPEED_PREFIX)]
+    eval_metrics = [metric for metric in custom if metric in evaluated]
+    train_metrics = [metric for metric in custom if metric not in evaluated]
+    drawn = {*TITLES, *deciding, *eval_metrics[:MAX_METRICS], *train_metrics[:MAX_METRICS]}
+    order = ["loss", *eval_metrics, LEARNING_RATE, GRADIENT_NORM, THROUGHPUT, *train_metrics]
     ordered = [metric for metric in order if metric in logged]
-    return [metric for metric in ordered if metric in chosen], [metric for metric in ordered if metric not in chosen]
+    return [metric for metric in ordered if metric in drawn], [metric for metric in ordered if metric not in drawn]
 
 
 # ---- Searches --------------------------------------------------------------------------------------------------------
 
 
 def build_search_charts(search: Search, group: str) -> list[Chart]:
-    """Return objectives over trials, against each other, and over the hyperparameters."""
+    """Return charts of objectives over trials, against each other, and over hyperparameters."""
     names, complete = search.objective_names, search.complete
-    charts = [_over_trials(search, group, number, name) for number, name in enumerate(names)]
+    charts = [_build_trials_chart(search, group, number, name) for number, name in enumerate(names)]
     if len(complete) < 2:
         return charts
     if len(names) == 2:
         x, y = zip(*(trial.objectives() for trial in complete), strict=True)
         title = f"{names[1]} against {names[0]}"
-        charts.append(Chart(title, group, {"x": names[0]}, [_dots(search, complete, x, y)], f"{group} objectives"))
+        charts.append(
+            Chart(title, group, {"x": names[0]}, [_build_dots(search, complete, x, y)], f"{group} objectives")
+        )
     values: dict[str, set[str]] = {}
     for trial in search.stored.trials:
         for name, value in trial.parameters.items():
             values.setdefault(name, set()).add(repr(value))
     varied = [name for name in values if len(values[name]) > 1]
-    charts += [_over_parameter(search, group, name) for name in varied[:MAX_PARAMETERS]]
+    charts += [_build_parameter_chart(search, group, name) for name in varied[:MAX_PARAMETERS]]
     for chart in charts:
         chart.summary = f"{chart.title}, {len(complete)} complete trials"
     return charts
 
 
-def _dots(
+def _build_dots(
     search: Search,
     trials: list[TrialRecord],
     x: Sequence[float] | None,
@@ -202,16 +203,15 @@ def _dots(
     state: str = COMPLETE,
     color: int = 0,
 ) -> Series:
-    """Return a dot for each of these trials, with a mark at the best ones; x is the number of the trial by default."""
     numbers = {id(trial): number for number, trial in enumerate(search.stored.trials)}
     best = {id(trial) for trial in search.best}
     ids = [numbers[id(trial)] for trial in trials]
     stars = [index for index, trial in enumerate(trials) if id(trial) in best]
-    places = [_drawable(value) for value in (ids if x is None else x)]
-    return Series("", state, {"x": places}, [_drawable(value) for value in y], "dots", color, 0, stars, ids)
+    positions = [_drop_nonfinite(value) for value in (ids if x is None else x)]
+    return Series("", state, {"x": positions}, [_drop_nonfinite(value) for value in y], "dots", color, 0, stars, ids)
 
 
-def _over_trials(search: Search, group: str, objective: int, name: str) -> Chart:
+def _build_trials_chart(search: Search, group: str, objective: int, name: str) -> Chart:
     trials, direction = search.stored.trials, search.stored.directions[objective]
     complete = [trial for trial in trials if search.is_complete(trial)]
     pruned = [trial for trial in trials if trial.state == PRUNED and trial.intermediate]
@@ -219,20 +219,20 @@ def _over_trials(search: Search, group: str, objective: int, name: str) -> Chart
     reached = [trial.objectives()[objective] for trial in complete]
     last = [trial.intermediate[-1][1] for trial in pruned]
     dots = [
-        _dots(search, complete, None, reached),
-        _dots(search, pruned, None, last, f"{PRUNED}, last value", GREY),
-        _dots(search, failed, None, [math.nan] * len(failed), FAILED, RED),
+        _build_dots(search, complete, None, reached),
+        _build_dots(search, pruned, None, last, f"{PRUNED}, last value", GREY),
+        _build_dots(search, failed, None, [math.nan] * len(failed), FAILED, RED),
     ]
     series = [dot for dot in dots if dot.ids]
     if complete and len(search.stored.directions) == 1:
         best = [*itertools.accumulate(reached, max if direction == MAXIMIZE else min)]
-        places = [*dots[0].ids, len(trials) - 1]
-        series.insert(0, Series("", "best so far", {"x": [*places]}, [*best, best[-1]], "steps", GREY))
+        x: list[float | None] = [*dots[0].ids, len(trials) - 1]
+        series.insert(0, Series("", "best so far", {"x": x}, [*best, best[-1]], "steps", GREY))
     title = f"{name} over trials ({'higher' if direction == MAXIMIZE else 'lower'} is better)"
-    return Chart(title, group, {"x": "trial"}, series, group, _spans_powers(series))
+    return Chart(title, group, {"x": "trial"}, series, group, _should_be_logarithmic(series))
 
 
-def _over_parameter(search: Search, group: str, name: str) -> Chart:
+def _build_parameter_chart(search: Search, group: str, name: str) -> Chart:
     trials = [trial for trial in search.complete if name in trial.parameters]
     values = [trial.parameters[name] for trial in trials]
     is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -240,8 +240,8 @@ def _over_parameter(search: Search, group: str, name: str) -> Chart:
     x = values if is_numeric else [choices.index(str(value)) for value in values]
     has_powers = any(trial.distributions.get(name, {}).get("log") for trial in trials)
     is_log = is_numeric and has_powers and min(values) > 0
-    series = [_dots(search, trials, x, [trial.objectives()[0] for trial in trials])]
-    title, log = f"{search.objective_names[0]} over {name}", _spans_powers(series)
+    series = [_build_dots(search, trials, x, [trial.objectives()[0] for trial in trials])]
+    title, log = f"{search.objective_names[0]} over {name}", _should_be_logarithmic(series)
     return Chart(title, group, {"x": name}, series, f"{group} {name}", log, x_log=is_log, ticks=choices)
 
 
@@ -250,19 +250,19 @@ def _over_parameter(search: Search, group: str, name: str) -> Chart:
 
 def format_number(value: float) -> str:
     """Return a number for a table: 0.7871, 1.5e-05, 12,345."""
-    is_whole = math.isfinite(value) and value == int(value)
-    return f"{value:,.0f}" if abs(value) < 1e6 and (is_whole or abs(value) >= 1e4) else f"{value:.4g}"
+    is_integer = math.isfinite(value) and value == int(value)
+    return f"{value:,.0f}" if abs(value) < 1e6 and (is_integer or abs(value) >= 1e4) else f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
-    """Return a length of time for reading: 5.05 s, 3 min 20 s, 2 h 5 min, 1 d 3 h."""
+def format_duration(seconds: float) -> str:
+    """Return a readable duration: 5.05 s, 3 min 20 s, 2 h 5 min, 1 d 3 h."""
     for size, unit, smaller, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if math.isfinite(seconds) and seconds >= size:
             return f"{int(seconds // size)} {unit} {int(seconds % size // smaller)} {small_unit}"
     return f"{seconds:.3g} s"
 
 
-# ---- The picture -----------------------------------------------------------------------------------------------------
+# ---- PNG -------------------------------------------------------------------------------------------------------------
 
 MAX_LABEL_CHARACTERS, MAX_LEGEND_ENTRIES = 60, 32
 COLUMNS, CHART_INCHES = 2, (5.8, 3.2)
@@ -270,14 +270,14 @@ LINE_STYLES = ("-", "--", ":", "-.")
 STYLE: Any = {"axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False, "axes.spines.right": False}
 
 
-def picture(charts: Sequence[Chart]) -> bytes:
-    """Return the charts as the bytes of a PNG file, drawn by matplotlib."""
+def render_png(charts: Sequence[Chart]) -> bytes:
+    """Return the charts as a PNG file, drawn by matplotlib."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     rows = max(1, math.ceil(len(charts) / COLUMNS))
     file = io.BytesIO()
-    # A letter that the font does not have is drawn as a box, with a warning.
+    # matplotlib warns of characters that the font lacks.
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure: Any = Figure((COLUMNS * CHART_INCHES[0], rows * CHART_INCHES[1] + 1), layout="constrained", dpi=110)
@@ -311,24 +311,24 @@ def _draw(axes: Any, chart: Chart) -> None:
             markersize=4,
             color=color,
             linewidth=1.2,
-            label=_label(", ".join(filter(None, (series.run, series.source)))),
+            label=_format_label(", ".join(filter(None, (series.run, series.source)))),
         )
         axes.plot([x[index] for index in series.best], [y[index] for index in series.best], "*k", markersize=11)
-        gaps = [place for place, value in zip(x, y, strict=True) if math.isnan(value)]
+        gaps = [position for position, value in zip(x, y, strict=True) if math.isnan(value)]
         axes.plot(gaps, [0.03] * len(gaps), "x", color=color, transform=axes.get_xaxis_transform())
     if chart.log:
         axes.set_yscale("log")
     if chart.x_log:
         axes.set_xscale("log")
     if chart.ticks:
-        axes.set_xticks(range(len(chart.ticks)), map(_label, chart.ticks))
-    axes.set_title(_label(chart.title), loc="left", fontweight="bold")
-    axes.set_xlabel(_label(label))
+        axes.set_xticks(range(len(chart.ticks)), map(_format_label, chart.ticks))
+    axes.set_title(_format_label(chart.title), loc="left", fontweight="bold")
+    axes.set_xlabel(_format_label(label))
 
 
-def _label(text: str) -> str:
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+def _format_label(text: str) -> str:
+    text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     half = MAX_LABEL_CHARACTERS // 2
     text = text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[:half]}...{text[3 - half :]}"
-    # matplotlib leaves labels out of a legend that begin with an underscore, and reads formulas between dollar signs.
+    # matplotlib omits labels with a leading underscore from legends, and parses formulas between dollar signs.
     return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")

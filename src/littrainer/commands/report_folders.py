@@ -1,4 +1,4 @@
-"""The folders that `littrainer report` and `littrainer compare` read: trainings and hyperparameter searches."""
+"""Folders of trainings and hyperparameter searches, as read by `littrainer report` and `littrainer compare`."""
 
 from __future__ import annotations
 
@@ -44,33 +44,32 @@ from littrainer.search.record import (
     load_search_record,
 )
 
-# The file of Lightning's CSVLogger, and prefixes of its metrics -> those of a Trainer.
 LIGHTNING_LOG_NAME = "metrics.csv"
 LIGHTNING_PREFIXES = {"val_": "eval_", "test_": "test_", "train_": ""}
-# Classes of models, and tasks of PEFT, whose loss is the mean of -log p of tokens.
+# Endings of model classes, and PEFT tasks, whose loss is a token-level cross-entropy.
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "CAUSAL_LM")
 MAX_EXPONENT = 700
-# A run that only saved its state at the end has no such entry in its environment.
+# Missing in the environment of a run that only saved its state at the end.
 FIRST_WEIGHTS = "weights at the start"
-# A lower value of a metric with such a name is better.
+# Endings of metrics for which lower is better.
 LESS_IS_BETTER = ("loss", "perplexity", "error", "wer", "cer", "mae", "mse", "rmse")
 
 
 class MissingState(BadInput):
-    """A folder has no state of a training and no record of a search."""
+    """Folder without a state of a training or a record of a search."""
 
 
 @dataclass
 class Run:
-    """One training, as its folder shows it.
+    """Training, as read from its folder.
 
     Parameters:
         name: unique among the runs of a page.
-        folder: the folder that the command was given.
-        state_file, state, history: the trainer_state.json that was read, its content, and the numbers in it.
-        arguments: its arguments as text, None if they are not known.
+        folder: the folder on the command line.
+        state_file, state, history: trainer_state.json, its content, and the numbers in it.
+        arguments: training arguments as text, None if unknown.
         environment: device, processes, versions, class of the model, by name.
-        notes: sentences about what could not be shown.
+        notes: sentences about missing information.
     """
 
     name: str
@@ -84,29 +83,29 @@ class Run:
 
     @property
     def logged(self) -> dict[tuple[int, str], Any]:
-        """The logged values by step and name, as `collect_logged_values` returns them."""
+        """Logged values by step and name, as in `collect_logged_values`."""
         return collect_logged_values(self.state.log_history)
 
     @property
     def best_checkpoint(self) -> str | None:
-        """The path of the best checkpoint, next to the others or where it was written, else the recorded one."""
+        """Path of the best checkpoint: next to the others, at the recorded path, or not there."""
         recorded = self.state.best_model_checkpoint
         if recorded is None:
             return None
-        home, name = self.state_file.parent, Path(recorded).name
-        paths = map(str, (home / name, home.parent / name, recorded))
+        folder, name = self.state_file.parent, Path(recorded).name
+        paths = map(str, (folder / name, folder.parent / name, recorded))
         return next(filter(os.path.isdir, paths), f"{recorded} (not there)")
 
     @property
     def best_step(self) -> int | None:
-        """The optimizer step of the best evaluation; earlier releases record it in the checkpoint's name alone."""
+        """Optimizer step of the best evaluation; earlier releases record it only in the checkpoint's name."""
         if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
             return self.state.best_global_step
         return checkpoint_step(Path(self.state.best_model_checkpoint))
 
     @functools.cached_property
     def deciding_curve(self) -> tuple[str, str]:
-        """The metric and the evaluation set that decide how good the run is: those of its best model, else the loss."""
+        """Metric and evaluation set by which runs are ranked: those of the best model, else the loss."""
         best, step = self.state.best_metric, self.best_step
         evaluated = {key: points for key, points in self.history.curves.items() if key[1] != TRAINING}
         recorded = [
@@ -118,14 +117,14 @@ class Run:
         return [*recorded, *losses, ("loss", EVALUATION)][0]
 
     def is_less_better(self, metric: str) -> bool:
-        """Whether a lower value of a metric is the better one."""
+        """Return whether lower values of a metric are better."""
         greater = (self.arguments or {}).get("greater_is_better")
         if self.state.best_metric is not None and greater in ("True", "False") and self.deciding_curve[0] == metric:
             return greater == "False"
         return metric.endswith(LESS_IS_BETTER)
 
     def best_points(self, metric: str, source: str) -> list[Point]:
-        """Return the best evaluations during training by a metric; several if they are equally good."""
+        """Return the best evaluation during training by a metric, or several with the same value."""
         points = [point for point in self.history.curves.get((metric, source), []) if math.isfinite(point.value)]
         points = [point for point in points if not point.is_after_training] or points
         if not points:
@@ -138,7 +137,7 @@ class Run:
 
     @functools.cached_property
     def _pace(self) -> tuple[float, list[int], list[float]] | None:
-        """Seconds of a step, the steps of the evaluations, and the seconds of the first 0, 1, 2 ... of these."""
+        """Seconds per step, the steps of evaluations, and the cumulative seconds before each evaluation."""
         total, steps = self.history.summary.get("train_runtime"), self.state.global_step
         if not total or not math.isfinite(total + steps) or not steps:
             return None
@@ -152,7 +151,7 @@ class Run:
         return max(0.0, total - sums[-1]) / steps, [step for step, _ in costs], sums
 
     def seconds_at(self, step: int) -> float | None:
-        """Return the seconds since the training began, for steps of equal duration and evaluations as logged."""
+        """Return the estimated seconds since the training began, for steps of equal duration."""
         if self._pace is None:
             return None
         pace, evaluated, sums = self._pace
@@ -165,7 +164,7 @@ class Search:
 
     Parameters:
         name: unique among the searches of a page.
-        file, stored: the record that was read, and its content.
+        file, stored: the record and its content.
     """
 
     name: str
@@ -174,34 +173,34 @@ class Search:
 
     @property
     def objective_names(self) -> list[str]:
-        """The names of the objectives."""
+        """Names of the objectives."""
         count = len(self.stored.directions)
         default = [f"objective {number + 1}" for number in range(count)] if count > 1 else ["objective"]
         return self.stored.objective_names or default
 
     def is_complete(self, trial: TrialRecord) -> bool:
-        """Whether a trial has all objectives as finite numbers."""
+        """Return whether a trial is complete and all its objectives are finite."""
         values = trial.objectives()
-        is_whole = len(values) == len(self.stored.directions) and all(map(math.isfinite, values))
-        return trial.state == COMPLETE and is_whole
+        has_all = len(values) == len(self.stored.directions)
+        return trial.state == COMPLETE and has_all and all(map(math.isfinite, values))
 
     @functools.cached_property
     def complete(self) -> list[TrialRecord]:
-        """The complete trials, the best by the first objective first."""
+        """Complete trials, sorted by the first objective, best first."""
         complete = filter(self.is_complete, self.stored.trials)
         is_reversed = self.stored.directions[0] == MAXIMIZE
         return sorted(complete, key=lambda trial: -trial.objectives()[0] if is_reversed else trial.objectives()[0])
 
     @functools.cached_property
     def best(self) -> list[TrialRecord]:
-        """All trials with the best objective; of several objectives, those that no trial surpasses."""
+        """All trials with the best objective; for several objectives, the Pareto front."""
         trials = self.stored.trials
         objectives = {tuple(trial.objectives()) for trial in find_best_trials(trials, self.stored.directions)}
         return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
 
 
 def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
-    """Read the runs and searches in folders; a folder that is given twice is read once.
+    """Load the runs and searches in folders, ignoring duplicates.
 
     Parameters:
         folders: output directories, checkpoints in them, or trainer_state.json and hyperparameter_search.json files.
@@ -211,27 +210,25 @@ def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
     """
     paths: dict[Path, Path] = {}
     for path in map(Path, folders):
-        is_known_file = path.name in (TRAINER_STATE_NAME, SEARCH_RECORD_NAME) and path.is_file()
-        folder = path.parent if is_known_file else path
+        is_file = path.name in (TRAINER_STATE_NAME, SEARCH_RECORD_NAME) and path.is_file()
+        folder = path.parent if is_file else path
         paths.setdefault(folder.resolve(), folder)
     runs: list[Run] = []
     searches: list[Search] = []
-    # Several are named by what follows their common beginning.
     common = Path(os.path.commonpath(paths)) if len(paths) > 1 else None
     for real, folder in paths.items():
         name = real.name if common is None or common == real else str(real.relative_to(common))
-        record, state_file = folder / SEARCH_RECORD_NAME, _state_file(folder)
+        record, state_file = folder / SEARCH_RECORD_NAME, _find_state_file(folder)
         if record.is_file():
-            searches.append(_read_search(record, name))
-        # A training may have followed in the same folder.
+            searches.append(_load_search(record, name))
         if state_file is not None:
-            runs.append(_read_run(folder, name, state_file))
+            runs.append(_load_run(folder, name, state_file))
         elif not record.is_file():
             raise MissingState(_describe_missing(folder))
     return runs, searches
 
 
-def _read_search(record: Path, name: str) -> Search:
+def _load_search(record: Path, name: str) -> Search:
     try:
         search = Search(name, record, load_search_record(record))
     except (OSError, UnreadableRecord) as error:
@@ -243,11 +240,11 @@ def _read_search(record: Path, name: str) -> Search:
     return search
 
 
-def _read_run(folder: Path, name: str, state_file: Path) -> Run:
+def _load_run(folder: Path, name: str, state_file: Path) -> Run:
     is_table = state_file.name == LIGHTNING_LOG_NAME
     try:
-        state = _state_of_lightning(state_file) if is_table else TrainerState.load_from_json(str(state_file))
-    # A file that is nested without end exceeds the stack of the reader.
+        state = _load_lightning_log(state_file) if is_table else TrainerState.load_from_json(str(state_file))
+    # RecursionError: deeply nested JSON.
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(
             f"{state_file} is not a readable trainer state ({error.__cause__ or error}); give the folder of a "
@@ -259,23 +256,22 @@ def _read_run(folder: Path, name: str, state_file: Path) -> Run:
         run.notes.append(
             "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
         )
-    # Files about the run may be in all of these, the most likely folder first.
-    places = [state_file.parent, folder, state_file.parent.parent]
+    candidates = [state_file.parent, folder, state_file.parent.parent]
     if not is_table:
-        _add_arguments(run, places)
-    _add_model(run, places)
+        _add_arguments(run, candidates)
+    _add_model(run, candidates)
     return run
 
 
-def _state_file(folder: Path) -> Path | None:
+def _find_state_file(folder: Path) -> Path | None:
     """Return the trainer_state.json of a run or its newest checkpoint, else the last file of a CSVLogger."""
-    states = (place / TRAINER_STATE_NAME for place in (folder, *reversed(identify_checkpoints(folder))))
+    states = (path / TRAINER_STATE_NAME for path in (folder, *reversed(identify_checkpoints(folder))))
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
     return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
-def _state_of_lightning(table: Path) -> TrainerState:
-    """Return the rows of Lightning's CSVLogger under the names that a Trainer logs."""
+def _load_lightning_log(table: Path) -> TrainerState:
+    """Return the rows of Lightning's CSVLogger with a Trainer's names."""
     history: list[dict[str, Any]] = []
     with table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -300,15 +296,15 @@ def _describe_missing(folder: Path) -> str:
 
 
 def identify_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the one with the fewest steps first."""
-    found = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
-    steps = {path: step for path, step in found.items() if step is not None}
+    """Return the checkpoints in a folder, in the order of their steps."""
+    candidates = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
+    steps = {path: step for path, step in candidates.items() if step is not None}
     return sorted(steps, key=steps.__getitem__)
 
 
-def _add_arguments(run: Run, places: list[Path]) -> None:
+def _add_arguments(run: Run, folders: list[Path]) -> None:
     records = (RUN_RECORD_NAME, TRAINING_ARGS_NAME)
-    path = next((place / name for name in records for place in places if (place / name).is_file()), None)
+    path = next((folder / name for name in records for folder in folders if (folder / name).is_file()), None)
     if path is None:
         run.notes.append(
             f"The arguments are not known: the folder of {run.state_file} has no {' and no '.join(records)}."
@@ -316,7 +312,7 @@ def _add_arguments(run: Run, places: list[Path]) -> None:
         return
     try:
         if path.name == TRAINING_ARGS_NAME:
-            # It loads torch, which most reports do without.
+            # This import loads torch, which most reports do not need.
             from littrainer.checkpoint.run_record import read_arguments
 
             run.arguments = read_arguments(path)
@@ -334,13 +330,13 @@ def _add_arguments(run: Run, places: list[Path]) -> None:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 
 
-def _add_model(run: Run, places: list[Path]) -> None:
-    """Add the model's class, and the perplexity if its loss is that of a language model."""
-    for path in (place / name for place in places for name in ("config.json", "adapter_config.json")):
+def _add_model(run: Run, folders: list[Path]) -> None:
+    """Add the model's class, and the perplexity of a language model."""
+    for path in (folder / name for folder in folders for name in ("config.json", "adapter_config.json")):
         try:
             config = json.loads(path.read_text("utf-8"))
             model = str((config.get("architectures") or [config["task_type"]])[0])
-        # No model of transformers, or a file that is no configuration.
+        # Not a transformers model, or not a configuration.
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
         run.environment = {"model": model, **run.environment}

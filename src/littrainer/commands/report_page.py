@@ -1,4 +1,4 @@
-"""The page of `littrainer report`: a verdict, tables as HTML, and the data that its script draws as charts."""
+"""HTML page of `littrainer report`: a verdict, tables, and the data of its charts."""
 
 from __future__ import annotations
 
@@ -20,31 +20,28 @@ from littrainer.callbacks.log_history import (
     compute_time_shares,
     suggest_speedup,
 )
-from littrainer.commands.report_charts import ABSENT, Chart, duration, format_number, split_metrics
+from littrainer.commands.report_charts import ABSENT, Chart, format_duration, format_number, split_metrics
 from littrainer.commands.report_folders import Run, Search
 from littrainer.runtime.version import __version__
 from littrainer.search.record import FAILED, PRUNED, STATES, TrialRecord
 
 MAX_ROWS = 500
-# A loss that changes by less than this share is called flat.
+# Relative change below which a loss is called flat.
 FLAT = 0.02
-# Figures of a single training that are shown in large type too.
 LARGE_FIGURES = ("Optimizer steps", "Duration", "Training samples per second", "Training tokens per second")
 
 
 class Best(str):
-    """The text of a cell that is marked as the best of its row or column."""
+    """Text of a cell marked as the best of its row or column."""
 
 
 class Table(NamedTuple):
-    """A table of the page.
+    """Table of the page.
 
     Parameters:
-        title: its heading.
-        headings: of its columns.
-        rows: texts of cells; the first one of a row is its heading.
-        note: a sentence below it.
-        is_folded: whether the rows are shown only on a click.
+        rows: texts of cells; the first cell is the row's heading.
+        note: a sentence below the table.
+        is_folded: whether the rows are hidden until a click.
     """
 
     title: str
@@ -54,7 +51,7 @@ class Table(NamedTuple):
     is_folded: bool = False
 
 
-def page(
+def render_page(
     runs: list[Run],
     searches: Sequence[Search],
     charts: Sequence[Chart],
@@ -62,45 +59,55 @@ def page(
     verdict: str = "",
     tables: Sequence[Table] = (),
 ) -> str:
-    """Return the page on searches and trainings, which needs no other file.
+    """Return a self-contained page about searches and trainings.
 
     Parameters:
-        live_seconds: after this time the page loads itself again, since it is going to be written again; 0 for never.
-        verdict: the first line, instead of the best results.
-        tables: shown above the charts.
+        live_seconds: reload interval of the page; 0 for never.
+        verdict: first line, instead of the best results.
+        tables: tables above the charts.
     """
     names = list(dict.fromkeys([*(search.name for search in searches), *(run.name for run in runs)]))
     title = names[0] if len(names) == 1 else f"{len(names)} folders compared"
     notes = [f"{run.name}: {note}" if len(names) > 1 else note for run in runs for note in run.notes]
-    verdicts = [verdict] if verdict else [*map(verdict_of_search, searches), *([verdict_of_runs(runs)] if runs else [])]
-    body = [f'<p class="verdict">{_as_html(text)}</p>' for text in verdicts if text]
+    verdicts = [verdict] if verdict else [*map(summarize_search, searches), *([summarize_runs(runs)] if runs else [])]
+    body = [f'<p class="verdict">{_escape_html(text)}</p>' for text in verdicts if text]
     if len(runs) == 1 and not searches:
-        figures = _large_figures(runs[0]).items()
+        figures = _collect_large_figures(runs[0]).items()
         body.append(
-            f"<dl>{''.join(f'<div><dt>{_as_html(name)}</dt><dd>{text}</dd></div>' for name, text in figures)}</dl>"
+            f"<dl>{''.join(f'<div><dt>{_escape_html(name)}</dt><dd>{text}</dd></div>' for name, text in figures)}</dl>"
         )
     if notes:
-        body.append(f"<aside>{'<br>'.join(map(_as_html, notes))}</aside>")
-    body += [*map(_section, tables), '<div id="toolbar"></div>']
+        body.append(f"<aside>{'<br>'.join(map(_escape_html, notes))}</aside>")
+    body += [*map(_render_table, tables), '<div id="toolbar"></div>']
     for number, search in enumerate(searches):
-        body += [_place_of_charts(f"search {number}"), *map(_section, _search_tables(search, len(names) > 1))]
+        body += [
+            _render_chart_container(f"search {number}"),
+            *map(_render_table, _build_search_tables(search, len(names) > 1)),
+        ]
     if runs:
         is_narrow = ' class="tables"' if len(runs) == 1 else ""
-        body += [_place_of_charts("training"), f"<div{is_narrow}>", *map(_section, _training_tables(runs)), "</div>"]
+        body += [
+            _render_chart_container("training"),
+            f"<div{is_narrow}>",
+            *map(_render_table, _build_training_tables(runs)),
+            "</div>",
+        ]
     data = {
         "title": title,
         "live": live_seconds,
         "runs": [run.name for run in runs],
         "charts": list(map(dataclasses.asdict, charts)),
-        "trials": {f"search {number}": _described_trials(search) for number, search in enumerate(searches)},
+        "trials": {f"search {number}": _describe_trials(search) for number, search in enumerate(searches)},
     }
     parts = {
-        "title": _as_html(title),
+        "title": _escape_html(title),
         "body": "\n".join(body),
-        # No text in it can end the element that holds it.
+        # Escaped: text must not end the script element.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "version": __version__,
-        "files": ", ".join(map(_as_html, [*(search.file for search in searches), *(run.state_file for run in runs)])),
+        "files": ", ".join(
+            map(_escape_html, [*(search.file for search in searches), *(run.state_file for run in runs)])
+        ),
     }
     template = files("littrainer.commands").joinpath("report.html").read_text("utf-8")
     return re.sub(r"@@(\w+)@@", lambda name: parts[name[1]], template)
@@ -109,8 +116,8 @@ def page(
 # ---- The verdict -----------------------------------------------------------------------------------------------------
 
 
-def verdict_of_runs(runs: Sequence[Run]) -> str:
-    """Return the result of trainings in one line: the best evaluation, and of one training what followed."""
+def summarize_runs(runs: Sequence[Run]) -> str:
+    """Return the result of trainings in a line: the best evaluation and, for a single training, the trend after it."""
     metric, source = runs[0].deciding_curve
     reached = {run.name: points for run in runs if (points := run.best_points(metric, source))}
     if not reached:
@@ -118,22 +125,21 @@ def verdict_of_runs(runs: Sequence[Run]) -> str:
         is_alone = len(runs) == 1 and len(losses) > 1
         return f"Training loss went from {losses[0]} to {losses[-1]}; nothing was evaluated" if is_alone else ""
     best = (min if runs[0].is_less_better(metric) else max)(points[0].value for points in reached.values())
-    text = f"Best {_name_of(metric, source)} {format_number(best)}"
+    text = f"Best {_format_metric(metric, source)} {format_number(best)}"
     if len(runs) > 1:
         return f"{text} by {' and '.join(name for name, points in reached.items() if points[0].value == best)}"
     points = reached[runs[0].name]
     steps = " and ".join(format_number(point.step) for point in points[:2])
-    return f"{text} at step {steps}{_what_followed(runs[0], source, points[-1].step)}"
+    return f"{text} at step {steps}{_describe_trend(runs[0], source, points[-1].step)}"
 
 
-def _name_of(metric: str, source: str) -> str:
+def _format_metric(metric: str, source: str) -> str:
     if source == EVALUATION:
         return "evaluation loss" if metric == "loss" else metric
     return f"{metric} on {source}"
 
 
-def _what_followed(run: Run, source: str, best_step: int) -> str:
-    """Return how the evaluation loss changed after the best step."""
+def _describe_trend(run: Run, source: str, best_step: int) -> str:
     points = [point for point in run.history.curves.get(("loss", source), []) if not point.is_after_training]
     before = [point for point in points if point.step <= best_step and math.isfinite(point.value)]
     after = [point for point in points if point.step > best_step]
@@ -148,8 +154,8 @@ def _what_followed(run: Run, source: str, best_step: int) -> str:
     return f"; evaluation loss {'rose' if end > start else 'fell'}{share} afterwards"
 
 
-def verdict_of_search(search: Search) -> str:
-    """Return the best trials in one line."""
+def summarize_search(search: Search) -> str:
+    """Return the best trials in a line."""
     best = search.best
     trials = " and ".join(f"trial {trial.id}" for trial in best[:3])
     if not best:
@@ -162,8 +168,7 @@ def verdict_of_search(search: Search) -> str:
 # ---- Figures and tables ----------------------------------------------------------------------------------------------
 
 
-def _figures(run: Run) -> dict[str, str]:
-    """Return the figures of a training that are known, by name."""
+def _collect_figures(run: Run) -> dict[str, str]:
     state, summary = run.state, run.history.summary
 
     def show(value: float | None, planned: float = 0) -> str:
@@ -190,72 +195,73 @@ def _figures(run: Run) -> dict[str, str]:
     }
     for name, value in logged.items():
         if value is not None:
-            figures[name] = duration(value) if name == "Duration" else format_number(value)
+            figures[name] = format_duration(value) if name == "Duration" else format_number(value)
     return figures
 
 
-def _large_figures(run: Run) -> dict[str, str]:
+def _collect_large_figures(run: Run) -> dict[str, str]:
     metric, source = run.deciding_curve
     best = run.best_points(metric, source)
     losses = run.history.curves.get(("loss", TRAINING), [])
-    large = {f"best {_name_of(metric, source)}": format_number(best[0].value)} if best else {}
+    large = {f"best {_format_metric(metric, source)}": format_number(best[0].value)} if best else {}
     if losses:
         large["last training loss"] = format_number(losses[-1].value)
-    figures = _figures(run)
+    figures = _collect_figures(run)
     return large | {name.lower(): figures[name] for name in LARGE_FIGURES if name in figures}
 
 
-def _training_tables(runs: list[Run]) -> Iterator[Table]:
+def _build_training_tables(runs: list[Run]) -> Iterator[Table]:
     names = [run.name for run in runs]
     sources: dict[str, list[str]] = {}
     for metric, source in dict.fromkeys(key for run in runs for key in run.history.curves):
         sources.setdefault(metric, []).append(source)
-    rows = _rows_of([_figures(run) for run in runs])
-    drawn, others = split_metrics(runs)
-    rows += [row for metric in drawn if metric not in COSTS for row in _metric_rows(runs, metric, sources[metric])]
-    folded = [row for metric in others for row in _metric_rows(runs, metric, sources[metric])]
+    rows = _merge_columns([_collect_figures(run) for run in runs])
+    drawn, remaining = split_metrics(runs)
+    rows += [
+        row for metric in drawn if metric not in COSTS for row in _build_metric_rows(runs, metric, sources[metric])
+    ]
+    folded = [row for metric in remaining for row in _build_metric_rows(runs, metric, sources[metric])]
     yield Table("Results", ["", *names], rows)
     if folded:
         yield Table(f"{len(folded)} more results", ["", *names], folded, is_folded=True)
-    advice = suggest_speedup(runs[0].history.speed) if len(runs) == 1 else None
+    advice = suggest_speedup(runs[0].history.throughput) if len(runs) == 1 else None
     note = f"{advice}." if advice else ""
-    yield Table("Where the time goes", ["", *names], _rows_of([_speed_of(run) for run in runs]), note)
-    yield Table("Environment", ["", *names], _rows_of([run.environment for run in runs]))
-    known = [run.arguments for run in runs if run.arguments is not None]
+    yield Table("Where the time goes", ["", *names], _merge_columns([_format_throughput(run) for run in runs]), note)
+    yield Table("Environment", ["", *names], _merge_columns([run.environment for run in runs]))
+    arguments = [run.arguments for run in runs if run.arguments is not None]
     defaults = format_defaults()
-    changed = dict.fromkeys(name for texts in known for name in select_non_defaults(texts, defaults))
-    if len(runs) == 1 and known:
-        shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
+    changed = dict.fromkeys(name for texts in arguments for name in select_non_defaults(texts, defaults))
+    if len(runs) == 1 and arguments:
+        shown = [[name, arguments[0][name], defaults.get(name, "not known here")] for name in changed]
         yield Table("Arguments that differ from their defaults", ["argument", "value", "default"], shown)
-    elif known:
+    elif arguments:
         differing = [
             [name, *((run.arguments or {}).get(name, ABSENT) for run in runs)]
             for name in changed
-            if not all(is_same(texts.get(name, ""), known[0].get(name, "")) for texts in known)
+            if not all(is_same(texts.get(name, ""), arguments[0].get(name, "")) for texts in arguments)
         ]
         yield Table("Arguments that differ", ["argument", *names], differing, "" if differing else "None.")
 
 
-def _rows_of(columns: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Return a row for each name in a column."""
+def _merge_columns(columns: Sequence[dict[str, str]]) -> list[list[str]]:
     names = dict.fromkeys(name for column in columns for name in column)
     return [[name, *(column.get(name, ABSENT) for column in columns)] for name in names]
 
 
-def _speed_of(run: Run) -> dict[str, str]:
-    logs, speed = run.history.speed, {}
+def _format_throughput(run: Run) -> dict[str, str]:
+    logs, speed = run.history.throughput, {}
     shares = compute_time_shares(logs)
     for name, value in logs.items():
         part = name.removeprefix(SPEED_PREFIX).removesuffix("_seconds")
         if part in shares:
-            speed[part.replace("_", " ")] = f"{duration(value)} ({shares[part]:.0%})"
+            speed[part.replace("_", " ")] = f"{format_duration(value)} ({shares[part]:.0%})"
         elif part != "seconds_left":
             speed[part.replace("_", " ")] = format_number(value)
     return speed
 
 
-def _metric_rows(runs: list[Run], metric: str, sources: list[str]) -> Iterator[list[str]]:
-    """Yield for each source the last value of a metric, with the lowest or highest one of an evaluation."""
+def _build_metric_rows(runs: list[Run], metric: str, sources: list[str]) -> Iterator[list[str]]:
+    """Yield for each source the last value of a metric and, for evaluations, the best value."""
     for source in sorted(sources, key=TRAINING.__ne__):
         curves = [run.history.curves.get((metric, source), []) for run in runs]
         cells = [format_number(points[-1].value) if points else ABSENT for points in curves]
@@ -274,7 +280,7 @@ def _metric_rows(runs: list[Run], metric: str, sources: list[str]) -> Iterator[l
         yield [f"{metric}, {source}", *cells]
 
 
-def _search_tables(search: Search, has_name: bool) -> Iterator[Table]:
+def _build_search_tables(search: Search, has_name: bool) -> Iterator[Table]:
     stored, best = search.stored, search.best
     suffix = f" of {search.name}" if has_name else ""
     counts = {state: sum(trial.state == state for trial in stored.trials) for state in STATES}
@@ -282,21 +288,21 @@ def _search_tables(search: Search, has_name: bool) -> Iterator[Table]:
     facts = [
         ["Backend", f"{stored.backend} {stored.name or ''}"],
         ["Trials", ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"],
-        ["Time of all trials", duration(sum(seconds)) if seconds else ABSENT],
+        ["Time of all trials", format_duration(sum(seconds)) if seconds else ABSENT],
         ["Best", ", ".join(f"trial {trial.id}" for trial in best) or ABSENT],
-        # The search returned the first of equally good trials.
+        # A search returns the first of equally good trials.
         ["Folder of the best", best[0].folder or ABSENT if best else ABSENT],
     ]
     yield Table(f"Search{suffix}", ["", ""], facts)
-    others = [trial for trial in stored.trials if not search.is_complete(trial)]
-    ranked = [*search.complete, *sorted(others, key=lambda trial: STATES.index(trial.state))]
+    incomplete = [trial for trial in stored.trials if not search.is_complete(trial)]
+    ranked = [*search.complete, *sorted(incomplete, key=lambda trial: STATES.index(trial.state))]
     names = list(dict.fromkeys(name for trial in stored.trials for name in trial.parameters))
     rows = [
         [
             Best(f"trial {trial.id}") if trial in best else f"trial {trial.id}",
-            *_objective_cells(search, trial),
-            *(_value_text(trial.parameters[name]) if name in trial.parameters else ABSENT for name in names),
-            ABSENT if trial.seconds is None else duration(trial.seconds),
+            *_format_objectives(search, trial),
+            *(_format_value(trial.parameters[name]) if name in trial.parameters else ABSENT for name in names),
+            ABSENT if trial.seconds is None else format_duration(trial.seconds),
         ]
         for trial in ranked[:MAX_ROWS]
     ]
@@ -305,7 +311,7 @@ def _search_tables(search: Search, has_name: bool) -> Iterator[Table]:
     yield Table(f"Trials{suffix}, the best first", ["trial", *search.objective_names, *names, "duration"], rows, note)
 
 
-def _objective_cells(search: Search, trial: TrialRecord) -> list[str]:
+def _format_objectives(search: Search, trial: TrialRecord) -> list[str]:
     if search.is_complete(trial):
         return [format_number(value) for value in trial.objectives()]
     text = trial.state
@@ -317,14 +323,13 @@ def _objective_cells(search: Search, trial: TrialRecord) -> list[str]:
     return [text, *[ABSENT] * (len(search.stored.directions) - 1)]
 
 
-def _described_trials(search: Search) -> list[dict[str, Any]]:
-    """Return the name and the facts of each trial, which are shown at its dot."""
+def _describe_trials(search: Search) -> list[dict[str, Any]]:
     names = search.objective_names
     return [
         {
-            "name": _as_text(f"trial {trial.id}, {trial.state}"),
+            "name": _make_encodable(f"trial {trial.id}, {trial.state}"),
             "facts": [
-                [name, _value_text(value)]
+                [name, _format_value(value)]
                 for name, value in [*zip(names, trial.objectives(), strict=False), *trial.parameters.items()]
             ],
         }
@@ -335,42 +340,41 @@ def _described_trials(search: Search) -> list[dict[str, Any]]:
 # ---- HTML ------------------------------------------------------------------------------------------------------------
 
 
-def _place_of_charts(group: str) -> str:
+def _render_chart_container(group: str) -> str:
     return f'<div class="charts" data-group="{group}"></div>'
 
 
-def _section(table: Table) -> str:
-    note = f"<p>{_as_html(table.note)}</p>" if table.note else ""
+def _render_table(table: Table) -> str:
+    note = f"<p>{_escape_html(table.note)}</p>" if table.note else ""
     if not table.rows:
-        return f"<section><h2>{_as_html(table.title)}</h2>{note}</section>" if note else ""
-    head = "".join(f"<th scope=col>{_as_html(heading)}</th>" for heading in table.headings)
+        return f"<section><h2>{_escape_html(table.title)}</h2>{note}</section>" if note else ""
+    head = "".join(f"<th scope=col>{_escape_html(heading)}</th>" for heading in table.headings)
     rows = (
-        f"<tr>{_cell(name, 'th', ' scope=row')}{''.join(_cell(cell, 'td') for cell in cells)}</tr>"
+        f"<tr>{_render_cell(name, 'th', ' scope=row')}{''.join(_render_cell(cell, 'td') for cell in cells)}</tr>"
         for name, *cells in table.rows
     )
     content = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    # A wide table is scrolled, by keyboard too.
+    # Focusable, so that wide tables can be scrolled by keyboard.
     content = f'<div class="wide" tabindex=0 role=region aria-label="Table">{content}</div>{note}'
     if table.is_folded:
-        return f"<details><summary>{_as_html(table.title)}</summary>{content}</details>"
-    return f"<section><h2>{_as_html(table.title)}</h2>{content}</section>"
+        return f"<details><summary>{_escape_html(table.title)}</summary>{content}</details>"
+    return f"<section><h2>{_escape_html(table.title)}</h2>{content}</section>"
 
 
-def _cell(text: str, tag: str, attributes: str = "") -> str:
+def _render_cell(text: str, tag: str, attributes: str = "") -> str:
     best = " class=best" if isinstance(text, Best) else ""
-    # Long names and paths are broken where a reader would break them.
-    shown = re.sub(r"([_/])(?=\w)", r"\1<wbr>", _as_html(text))
+    shown = re.sub(r"([_/])(?=\w)", r"\1<wbr>", _escape_html(text))
     return f"<{tag}{attributes}{best}>{shown}</{tag}>"
 
 
-def _as_html(value: object) -> str:
-    return html.escape(_as_text(value))
+def _escape_html(value: object) -> str:
+    return html.escape(_make_encodable(value))
 
 
-def _as_text(value: object) -> str:
-    # JSON may hold halves of letters, which UTF-8 cannot encode.
+def _make_encodable(value: object) -> str:
+    # JSON may have lone surrogates, which UTF-8 cannot encode.
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def _value_text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return format_number(value) if isinstance(value, float) else str(value)

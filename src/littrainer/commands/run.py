@@ -1,9 +1,7 @@
-"""The command `littrainer run`.
+"""The command `littrainer run`: starts a new interpreter as `python script.py` does, with the redirection enabled.
 
-It starts a fresh interpreter exactly as `python script.py` would be started, with the redirection in its environment.
-So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns are those of python
-itself. For several GPUs, or several devices that are asked for, it starts that interpreter once for each of them, and
-waits for all.
+So sys.argv, `__main__`, tracebacks, signals, exit status and child processes are python's. Several GPUs or requested
+devices have an interpreter each.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ from littrainer.distributed.environment import (
 from littrainer.distributed.launcher import Launch, LaunchError, check_launch, run_processes
 from littrainer.redirection.redirect import extend_to_children
 
-# As number of devices: a process for each GPU.
+# Value of --devices for a process on each GPU.
 ALL = "all"
-# Files of the drivers of NVIDIA's and AMD's GPUs on Linux.
+# Device files of NVIDIA's and AMD's drivers on Linux.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-# How `accelerate launch`, and the script's own arguments, ask for the CPU.
+# Variable of `accelerate launch`, and options of scripts, that select the CPU.
 USE_CPU = "ACCELERATE_USE_CPU"
 CPU_OPTIONS = ("--use_cpu", "--use-cpu", "--no_cuda", "--no-cuda")
-# Strategy -> variables with which `accelerate launch` asks for it; the rest is as with the argument alone.
+# Strategy -> the variables by which `accelerate launch` selects it.
 STRATEGIES: dict[str, dict[str, str]] = {
     "ddp": {},
     "fsdp": {
@@ -57,10 +55,10 @@ ABOUT_DEVICES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on the words after `littrainer run`.
+    """Run `littrainer run` on its command-line words.
 
     Returns:
-        The exit status. It does not return if one process is enough and the operating system can replace it by another.
+        The exit status. On POSIX, a single process replaces this one, and the function does not return.
     """
     parser = ProgramParser("run", DESCRIPTION)
     parser.add_argument(
@@ -79,13 +77,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def start(command: str, parser: ProgramParser, words: Sequence[str], module: Sequence[str] = ()) -> int:
-    """Start the program that a command line names, in as many processes as it asks for.
+    """Start a command line's program in the requested number of processes.
 
     Parameters:
-        command: the command's name.
-        parser: has the options that the command alone has.
+        parser: parser with the command's specific options.
         words: the words after the command.
-        module: `-m MODULE` of a program that takes this one as its arguments.
+        module: `-m MODULE` of a program that runs the script.
 
     Returns:
         as `main`.
@@ -108,7 +105,6 @@ def start(command: str, parser: ProgramParser, words: Sequence[str], module: Seq
 
 
 def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Become the program, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise LaunchError("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     environment = dict(os.environ)
@@ -123,18 +119,18 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
         stream.flush()
     if options.hang_timeout is not None:
         environment[HANG_TIMEOUT] = str(options.hang_timeout)
-    is_asked_for = any(value is not None for value in (options.devices, options.nodes, options.strategy))
-    if (is_asked_for or options.restarts is not None) or (
+    is_requested = any(value is not None for value in (options.devices, options.nodes, options.strategy))
+    if (is_requested or options.restarts is not None) or (
         not _is_started_by_launcher() and (options.hang_timeout is not None or _count_gpus(program) > 1)
     ):
-        launch = _launch(options, program)
+        launch = _build_launch(options, program)
         if launch.world_size > 1 or launch.is_watched:
             if program[0] == STANDARD_INPUT:
                 raise LaunchError(
                     "several processes, and those that are started again, cannot read one script from standard input; "
                     "write it to a file, or give --devices 1 alone"
                 )
-            if not is_asked_for and launch.devices > 1:
+            if not is_requested and launch.devices > 1:
                 started = f"starting {launch.devices} processes, one for each GPU; --devices 1 starts one"
                 print(f"littrainer: {started}", file=sys.stderr)
             os.environ.update(environment)
@@ -149,32 +145,31 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
 
 
 def _wait_for(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command as a child: Windows would return to the prompt while a program that replaces this one runs."""
+    """Run the command as a child process, for Windows, where a shell would not wait for an exec'ed program."""
     with subprocess.Popen(command, env=environment) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                # The terminal interrupts the child too, which decides how it ends.
+                # The terminal interrupts the child too; wait for it to end.
                 continue
 
 
-def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
-    """Return what to start, from the options of the command line."""
+def _build_launch(options: argparse.Namespace, program: list[str]) -> Launch:
     gpus = _count_gpus(program)
-    devices, fewest = max(gpus, 1), None
+    devices, min_devices = max(gpus, 1), None
     if options.devices not in (None, ALL):
-        least, _, most = options.devices.rpartition(":")
-        if not all(word.lstrip("-").isdecimal() for word in (least or "1", most)):
+        minimum, _, maximum = options.devices.rpartition(":")
+        if not all(text.lstrip("-").isdecimal() for text in (minimum or "1", maximum)):
             raise LaunchError(
                 f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`, or MIN:MAX"
             )
-        devices, fewest = int(most), int(least) if least else None
-        if 0 < (fewest or 0) < devices and Launch(devices, min_devices=fewest).reduced_devices is None:
+        devices, min_devices = int(maximum), int(minimum) if minimum else None
+        if 0 < (min_devices or 0) < devices and Launch(devices, min_devices=min_devices).reduced_devices is None:
             raise LaunchError(
                 f"--devices {options.devices}: fewer processes have to divide {devices}; give a lower MIN"
             )
-        if fewest is not None and fewest <= gpus < devices:
+        if min_devices is not None and min_devices <= gpus < devices:
             devices = gpus
     if gpus and devices > gpus:
         raise LaunchError(
@@ -193,7 +188,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
         options.main_address,
         options.main_port,
         options.grace,
-        min_devices=fewest,
+        min_devices=min_devices,
         restarts=options.restarts or 0,
         hang_seconds=options.hang_timeout,
     )
@@ -202,7 +197,6 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
 
 
 def _count_gpus(program: list[str]) -> int:
-    """Return how many GPUs a program can use: none if it is to run on the CPU."""
     is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_VALUES or _has_cpu_option(program)
     # Loading torch takes a second.
     if is_on_cpu or (os.name == "posix" and not any(map(os.path.exists, DRIVERS))):
@@ -219,11 +213,11 @@ def _is_started_by_launcher() -> bool:
 
 
 def _has_cpu_option(program: list[str]) -> bool:
-    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them; the last one counts."""
+    """Return whether the program's arguments set `use_cpu` for HfArgumentParser; the last value counts."""
     is_set = False
     for argument, following in zip(program, [*program[1:], ""], strict=True):
         name, _, value = argument.partition("=")
         if name in CPU_OPTIONS:
-            word = (value or following).lower()
-            is_set = word not in FALSE_VALUES or not word
+            text = (value or following).lower()
+            is_set = text not in FALSE_VALUES or not text
     return is_set

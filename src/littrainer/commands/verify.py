@@ -1,4 +1,4 @@
-"""The command `littrainer verify`: are the numbers those of transformers' own Trainer?"""
+"""The command `littrainer verify`: compares a script's numbers with those of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from littrainer.arguments.shown_arguments import format_defaults, select_non_def
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.commands import differences, recorded_training
 from littrainer.commands.command_line import STANDARD_INPUT, BadInput, ProgramParser
-from littrainer.commands.compare import causes
+from littrainer.commands.compare import find_causes
 from littrainer.commands.env import get_version
 from littrainer.commands.recorded_training import LITTRAINER, TRANSFORMERS
 from littrainer.commands.report_folders import Run, load_folders
@@ -29,17 +29,16 @@ script writes into temporary folders instead of its output_dir; trackers and the
 is equal, 1 if something differs, 2 if the script does not run with one of them.
 """
 SIDES = {TRANSFORMERS: "transformers' own Trainer", LITTRAINER: "littrainer's Trainer"}
-# The step and the name of the saved weights among the logged values.
 END, WEIGHTS = sys.maxsize, "weights"
-# Two Trainers may differ by so many times the difference of one Trainer in two runs, unless that is a larger share of
-# the loss: then it is no rounding.
-TIMES_THE_NOISE, MAX_NOISE = 4, 0.01
-# Lines of the output of a script that fails.
+# Allowed difference of the Trainers, as a multiple of the noise: the difference between two runs of one Trainer.
+NOISE_FACTOR = 4
+# Larger noise, relative to the loss, is no rounding.
+MAX_NOISE = 0.01
 MAX_OUTPUT_LINES = 15
-# The release whose numbers littrainer has.
+# The release of transformers whose numbers littrainer has.
 COMPARED_WITH = "5.23.0"
-# Argument that differs from its default -> the topic in docs/known-differences.md that may be about it.
-KNOWN_DIFFERENCES = {
+# Argument with another value than its default -> topic in docs/known-differences.md.
+INTENDED_DIFFERENCES = {
     **dict.fromkeys(("label_smoothing_factor", "optim_args"), "loss-and-optimizer"),
     "sortish_sampler": "data",
     "dataloader_persistent_workers": "evaluation",
@@ -48,7 +47,7 @@ KNOWN_DIFFERENCES = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command on the words after `littrainer verify`; returns the exit status."""
+    """Run `littrainer verify` on its command-line words; return the exit status."""
     parser = ProgramParser("verify", DESCRIPTION)
     parser.add_argument("--steps", metavar="N", type=int, default=20, help="optimizer steps to compare (default: 20)")
     options, program = parser.parse_program(words)
@@ -66,19 +65,19 @@ def main(words: Sequence[str]) -> int:
 
 def _verify(program: list[str], steps: int, folder: Path) -> int:
     theirs, ours = (_record_run(program, steps, folder / side, side) for side in SIDES)
-    expected, actual = _values_of(theirs), _values_of(ours)
-    comparison, repeats = differences.compare_logs(expected, actual, {}), True
+    expected, actual = _collect_values(theirs), _collect_values(ours)
+    comparison, is_reproducible = differences.compare_logs(expected, actual, {}), True
     noise: dict[str, float] = {}
     if comparison.step is not None:
-        # The two Trainers may differ by as much as each of them differs from itself in a second run.
+        # Measure the noise: each Trainer's difference from its second run.
         for side, first in zip(SIDES, (expected, actual), strict=True):
-            second = _values_of(_record_run(program, steps, folder / f"{side} again", side))
+            second = _collect_values(_record_run(program, steps, folder / f"{side} again", side))
             for name, gap in differences.largest_gaps(first, second).items():
                 noise[name] = max(noise.get(name, 0.0), gap)
         largest_loss = max((abs(value) for (_, name), value in expected.items() if name == "loss"), default=0.0)
-        repeats = noise.get("loss", 0.0) <= MAX_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
-        if repeats:
-            tolerances = {name: TIMES_THE_NOISE * gap for name, gap in noise.items()}
+        is_reproducible = noise.get("loss", 0.0) <= MAX_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
+        if is_reproducible:
+            tolerances = {name: NOISE_FACTOR * gap for name, gap in noise.items()}
             comparison = differences.compare_logs(expected, actual, tolerances)
     shown = ", ".join(f"{name} by up to {gap:.3g}" for name, gap in noise.items())
     if comparison.step is None:
@@ -102,26 +101,26 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
             difference = f" (difference {right - left:.3g})" if is_number else ""
             print(f"  {name}: {left} with transformers, {right} with littrainer{difference}")
     print("Usual causes:")
-    if not repeats:
+    if not is_reproducible:
         print("- numbers that the script does not repeat, since they come from the clock or the system: two runs with")
         print(f"  the same Trainer differ, {shown}")
-    print(*(f"- {cause}" for cause in _causes(theirs, ours, comparison)), sep="\n")
+    print(*(f"- {cause}" for cause in _describe_causes(theirs, ours, comparison)), sep="\n")
     return 1
 
 
-def _values_of(run: Run) -> differences.Logs:
+def _collect_values(run: Run) -> differences.Logs:
     return {**run.logged, (END, WEIGHTS): differences.load_saved_weights(run.folder)}
 
 
 def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
-    """Run the script with one side's Trainer, in a new process.
+    """Run the script with a side's Trainer in a new process.
 
     Raises:
-        BadInput: it fails, or does not train.
+        BadInput: the script fails, or does not train.
     """
     folder.mkdir()
     environment = {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "0", **os.environ, "WANDB_MODE": "disabled"}
-    # Transformers would put several GPUs into one process, with larger batches.
+    # transformers would use several GPUs in one process, with larger batches.
     environment["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"].partition(",")[0]
     extend_to_children(environment)
     if side == TRANSFORMERS:
@@ -140,12 +139,11 @@ def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
     return run
 
 
-def _causes(theirs: Run, ours: Run, comparison: differences.LogComparison) -> Iterator[str]:
-    """Yield what usually causes a difference like this one."""
-    for name, left, right in causes(theirs, ours):
+def _describe_causes(theirs: Run, ours: Run, comparison: differences.LogComparison) -> Iterator[str]:
+    for name, left, right in find_causes(theirs, ours):
         yield f"the script itself, which sets {name} to {left} with transformers and to {right} with littrainer"
     arguments = select_non_defaults(ours.arguments or {}, format_defaults())
-    for name, topic in KNOWN_DIFFERENCES.items():
+    for name, topic in INTENDED_DIFFERENCES.items():
         if name in arguments:
             yield f"{name}={arguments[name]}: differs on purpose in some cases, see docs/known-differences.md#{topic}"
     installed = get_version("transformers")

@@ -1,7 +1,4 @@
-"""Layer-wise optimizers: each parameter has a separate optimizer, which steps as soon as its gradient is complete.
-
-The training loop gets stand-ins for these optimizers and their schedules.
-"""
+"""Layer-wise optimizers: each parameter's optimizer steps as soon as its gradient is complete."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ STATE_KEY = "layerwise"
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Stands in for the optimizers of the single parameters; its own step does nothing.
+    """Placeholder for the per-parameter optimizers; its own step does nothing.
 
     Parameters:
         optimizer_dict: parameter -> its optimizer.
@@ -29,42 +26,43 @@ class LayerwiseOptimizer(Optimizer):
 
     def __init__(self, optimizer_dict: Mapping[nn.Parameter, Optimizer], lr: float = 1e-3):
         self.optimizer_dict = dict(optimizer_dict)
-        # Random, because transformers draws it: later draws (dropout, sampling) have to meet the same numbers.
+        # transformers draws a random number here; drawing too keeps later dropout and sampling equal.
         super().__init__([torch.randn(1, 1)], {"lr": lr})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the closure, whose backward pass lets the single optimizers step."""
+        """Run the closure; its backward pass steps the per-parameter optimizers."""
         return None if closure is None else closure()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: each optimizer has cleared its gradient."""
+        """Do nothing: each per-parameter optimizer clears its gradient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stand-in's state, which transformers reads too, and that of each optimizer in order."""
-        return {**super().state_dict(), STATE_KEY: [own.state_dict() for own in self.optimizer_dict.values()]}
+        """Return the placeholder's state, which transformers reads too, and the state of each optimizer in order."""
+        states = [optimizer.state_dict() for optimizer in self.optimizer_dict.values()]
+        return {**super().state_dict(), STATE_KEY: states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; without the optimizers' states, which transformers does not save, warn."""
+        """Load a `state_dict()`; warn if it lacks the per-parameter states, which transformers does not save."""
         super().load_state_dict(state_dict)
         _load_each(self.optimizer_dict.values(), state_dict, "optimizer")
 
 
 class LayerwiseSchedule(LRScheduler):
-    """Steps the schedules of all parameters with each optimizer step, and reports the learning rate they have.
+    """Schedule that steps the schedules of all parameters together.
 
     Parameters:
-        optimizer: the stand-in.
+        optimizer: the placeholder optimizer.
         schedule_dict: parameter -> the schedule of its optimizer.
     """
 
     def __init__(self, optimizer: LayerwiseOptimizer, schedule_dict: Mapping[nn.Parameter, LRScheduler]):
-        # torch takes a first step while it sets up; the members have taken theirs.
+        # torch's constructor steps once; the per-parameter schedules have done so already.
         self.schedule_dict: dict[nn.Parameter, LRScheduler] = {}
         super().__init__(optimizer)
         self.schedule_dict = dict(schedule_dict)
-        for own in optimizer.optimizer_dict.values():
-            # Schedules read it before they warn that the optimizer has not stepped; without a gradient it never does.
-            own._opt_called = True  # type: ignore[attr-defined]
+        for member in optimizer.optimizer_dict.values():
+            # Prevents torch's warning about a schedule that steps first: an optimizer without a gradient never steps.
+            member._opt_called = True  # type: ignore[attr-defined]
 
     def step(self, epoch: int | None = None) -> None:
         """Step all schedules."""
@@ -73,18 +71,18 @@ class LayerwiseSchedule(LRScheduler):
         super().step(epoch)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the learning rate of the first parameter, which stands for all."""
-        own: Any = self.optimizer
-        first = next(iter(own.optimizer_dict.values()))
+        """Return the learning rate of the first parameter, as a representative of all."""
+        placeholder: Any = self.optimizer
+        first = next(iter(placeholder.optimizer_dict.values()))
         return [first.param_groups[0]["lr"]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stand-in's state, and that of each schedule in order."""
-        own = {name: value for name, value in super().state_dict().items() if name != "schedule_dict"}
-        return {**own, STATE_KEY: [schedule.state_dict() for schedule in self.schedule_dict.values()]}
+        """Return this schedule's state, and the state of each parameter's schedule in order."""
+        state = {name: value for name, value in super().state_dict().items() if name != "schedule_dict"}
+        return {**state, STATE_KEY: [schedule.state_dict() for schedule in self.schedule_dict.values()]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; without the schedules' states, which transformers does not save, warn."""
+        """Load a `state_dict()`; warn if it lacks the per-parameter states, which transformers does not save."""
         super().load_state_dict({name: value for name, value in state_dict.items() if name != STATE_KEY})
         _load_each(self.schedule_dict.values(), state_dict, "schedule")
 
@@ -99,7 +97,7 @@ def _load_each(members: Iterable[Any], state_dict: Mapping[str, Any], kind: str)
 
 
 def step_in_backward(optimizers: Mapping[nn.Parameter, Optimizer]) -> None:
-    """Let each parameter's optimizer step, and clear the gradient, in the backward pass that completes its gradient."""
+    """Register hooks that step each parameter's optimizer in backward, once its gradient is complete."""
 
     def step(parameter: nn.Parameter) -> None:
         if parameter.grad is not None:

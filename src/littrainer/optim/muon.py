@@ -1,4 +1,4 @@
-"""`optim="muon"`: torch's Muon for the matrices within a model, AdamW for all other parameters, as one optimizer."""
+"""`optim="muon"`: torch's Muon for a model's inner matrices, and AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from littrainer.model.facts import base_model
 
-# Key of a parameter group: whether Muon steps it.
 BY_MUON = "by_muon"
-# Modules that make predictions of what a model has found out, if it does not have a `base_model` without them.
+# Names of head modules, for models without a `base_model`.
 HEADS = re.compile(r"(?:^|[._])(?:heads?|classifier|score|predictions|output_projection)\d*(?:\.|$)")
 
 
 def select_adamw_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Return what AdamW steps in a model, by what it is; the rest are matrices, and Muon's."""
+    """Return the parameters that AdamW steps, by kind; Muon steps the others."""
     inner = base_model(model)
     base: Any = getattr(inner, "base_model", inner)
-    within = None if base is inner else set(map(id, base.parameters()))
-    named = list(model.named_parameters())
+    base_ids = None if base is inner else set(map(id, base.parameters()))
+    params = list(model.named_parameters())
     tables = (module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag))
     return {
-        "embeddings": [one for table in tables for one in table.parameters()],
-        "heads": [one for name, one in named if (HEADS.search(name) if within is None else id(one) not in within)],
-        "what is no weight matrix": [one for name, one in named if one.dim() != 2 or not name.endswith("weight")],
+        "embeddings": [param for table in tables for param in table.parameters()],
+        "heads": [
+            param for name, param in params if (HEADS.search(name) if base_ids is None else id(param) not in base_ids)
+        ],
+        "non-matrices": [param for name, param in params if param.dim() != 2 or not name.endswith("weight")],
     }
 
 
 class MuonWithAdamW(Optimizer):
-    """Muon and AdamW over the groups of one model; state dict, schedules and clipping see one optimizer.
+    """Muon and AdamW with the interface of a single optimizer.
 
     Parameters:
-        params: parameter groups, each of which is split by what steps its parameters.
+        params: parameter groups; each is split into Muon's and AdamW's parameters.
         by_adamw: the parameters that AdamW steps.
         lr: learning rate of Muon.
         adamw_lr: learning rate of AdamW.
@@ -43,7 +44,7 @@ class MuonWithAdamW(Optimizer):
         muon: further settings of Muon.
 
     Raises:
-        ValueError: Muon is left nothing to step.
+        ValueError: there is no parameter for Muon.
     """
 
     def __init__(
@@ -57,28 +58,29 @@ class MuonWithAdamW(Optimizer):
         eps: float,
         **muon: Any,
     ):
-        others = {id(one) for one in by_adamw}
+        adamw_ids = set(map(id, by_adamw))
         groups: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for group in params:
             for by_muon, members in groups.items():
-                chosen = [one for one in group["params"] if (id(one) not in others) is by_muon]
-                if chosen:
-                    members.append({**group, "params": chosen, BY_MUON: by_muon})
+                selected = [param for param in group["params"] if (id(param) not in adamw_ids) is by_muon]
+                if selected:
+                    members.append({**group, "params": selected, BY_MUON: by_muon})
         if not groups[True]:
             raise ValueError(
-                "optim='muon' steps matrices within the model, and found none that are trained besides embeddings and "
+                "optim='muon' steps matrices within the model, and found none that are trained except embeddings and "
                 "heads: choose another optim, such as adamw_torch_fused."
             )
         self._muon = Muon(groups[True], lr=lr, **muon)
         self._adamw = AdamW(groups[False] or [{"params": []}], lr=adamw_lr, betas=betas, eps=eps, fused=True)
-        made = [*self._muon.param_groups, *(group for group in self._adamw.param_groups if group["params"])]
-        super().__init__(made, {**self._adamw.defaults, BY_MUON: False})
+        combined = [*self._muon.param_groups, *(group for group in self._adamw.param_groups if group["params"])]
+        super().__init__(combined, {**self._adamw.defaults, BY_MUON: False})
 
     def step(self, closure: Any = None) -> Any:
-        """Step both; groups and states may have been loaded, or added to, since the last step."""
+        """Step both optimizers."""
         loss = None if closure is None else closure()
-        for part, by_muon in ((self._muon, True), (self._adamw, False)):
-            part.param_groups = [group for group in self.param_groups if group[BY_MUON] is by_muon]
-            part.state = self.state
-            part.step()
+        for optimizer, by_muon in ((self._muon, True), (self._adamw, False)):
+            # Groups and states may have been loaded or added since the last step.
+            optimizer.param_groups = [group for group in self.param_groups if group[BY_MUON] is by_muon]
+            optimizer.state = self.state
+            optimizer.step()
         return loss

@@ -1,7 +1,7 @@
-"""Which optimizer class, with which keywords, an `optim` name stands for, and the optimizer made of them.
+"""Optimizers by their `optim` names.
 
-`OPTIMIZERS` is the table: the module of a class, how training arguments become its keywords, and which settings
-`optim_args` (`key=value,key=value`) may have. A library is imported when one of its optimizers is asked for.
+The table `OPTIMIZERS` has the class of each name, its keywords from training arguments, and the settings allowed in
+`optim_args`. Libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Keywords = dict[str, Any]
 
 @dataclass(slots=True)
 class Optimization:
-    """What steps in a training.
+    """Optimizer and schedule of a training.
 
     Attributes:
-        optimizer: None before the first training, unless one was given.
+        optimizer: None before the first training, unless the user passed an optimizer.
         schedule: the learning-rate schedule, or None.
-        is_default_schedule: whether the Trainer has made the schedule.
-        is_schedule_overridden: whether a Lightning callback drives the learning rate by another one.
+        is_default_schedule: whether the Trainer created the schedule.
+        is_schedule_overridden: whether a Lightning callback sets the learning rate instead.
     """
 
     optimizer: Any = None
@@ -53,7 +53,7 @@ class Optimization:
 
 
 def parse_dtype(text: str) -> Any:
-    """Return the dtype of torch that a text such as `bfloat16` names."""
+    """Return torch's dtype by its name, such as `bfloat16`."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"expected a dtype of torch such as float32 or bfloat16, got {text!r}")
@@ -63,16 +63,16 @@ def parse_dtype(text: str) -> Any:
 def parse_optim_args(
     optim: str, text: str | None, accepted: Mapping[str, Convert], adam: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the settings in `optim_args`, each in the type that the optimizer takes.
+    """Return the settings in `optim_args`, converted to the optimizer's types.
 
     Parameters:
         optim: the optimizer's name, for messages.
-        text: `key=value` pairs with commas between them; blanks do not count.
-        accepted: key -> what makes a value out of its text.
-        adam: keywords of the optimizer that the Adam arguments decide.
+        text: comma-separated `key=value` pairs; blanks are ignored.
+        accepted: key -> converter of its value.
+        adam: the optimizer's keywords that are set by the Adam arguments.
 
     Raises:
-        ValueError: the text is no list of pairs, has a key that this optimizer does not take, or an impossible value.
+        ValueError: the text is malformed, or has an unknown key or an impossible value.
     """
     settings = {}
     for pair in text.replace(" ", "").split(",") if text else ():
@@ -81,10 +81,10 @@ def parse_optim_args(
             raise ValueError(
                 f"optim_args={text!r} has {pair!r}, which is no key=value; write it as key=value,key=value."
             )
-        if value.lower() == ALWAYS_SO.get(optim, {}).get(key):
+        if value.lower() == FIXED_SETTINGS.get(optim, {}).get(key):
             continue
         if key not in accepted and key in ("lr", "weight_decay", *adam):
-            raise ValueError(f"optim_args has {key!r}, which an argument decides: set {SET_BY[key]}.")
+            raise ValueError(f"optim_args has {key!r}, which an argument decides: set {ARGUMENTS_BY_KEYWORD[key]}.")
         if key not in accepted:
             raise ValueError(
                 f"optim_args has {key!r}, which optim={optim!r} does not take{format_accepted_names(key, accepted)}."
@@ -96,26 +96,23 @@ def parse_optim_args(
     return settings
 
 
-# Keyword of optimizers -> the argument that decides it.
-SET_BY = {
+# Optimizer keyword -> the argument that sets it.
+ARGUMENTS_BY_KEYWORD = {
     "lr": "learning_rate",
     "weight_decay": "weight_decay",
     "betas": "adam_beta1, adam_beta2",
     "eps": "adam_epsilon",
 }
-# Optimizer -> settings that a Trainer always gives it, so a script may name them.
-ALWAYS_SO: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
+# Optimizer -> settings that the Trainer always passes; optim_args may repeat them.
+FIXED_SETTINGS: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an entry makes its keywords from.
+    """Input from which an entry builds its keywords.
 
     Parameters:
-        optim: the optimizer's name.
-        args: the training arguments.
         settings: `optim_args`, converted.
-        model: the model, if it is known.
     """
 
     optim: str
@@ -124,37 +121,37 @@ class Request:
     model: nn.Module | None = None
 
     def adam(self) -> Keywords:
-        """Return what `adam_beta1`, `adam_beta2` and `adam_epsilon` say."""
+        """Return the keywords from `adam_beta1`, `adam_beta2` and `adam_epsilon`."""
         args = self.args
         return {"betas": (float(args.adam_beta1), float(args.adam_beta2)), "eps": args.adam_epsilon}
 
     def require_model(self) -> nn.Module:
-        """Return the model, which some optimizers need."""
+        """Return the model; raise a ValueError without it."""
         if self.model is None:
             raise ValueError(f"optim={self.optim!r} needs the model: call get_optimizer_cls_and_kwargs(args, model).")
         return self.model
 
 
 class OptimizerNotInstalledError(ImportError, ValueError):
-    """The library of an optimizer is missing; transformers raises either of the two bases, by optimizer."""
+    """Missing library of an optimizer; transformers raises either base class, depending on the optimizer."""
 
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """One row of the table.
+    """Row of the table.
 
     Parameters:
-        homes: where the class is, as "module:class"; the first that can be imported counts.
-        adam: which of Adam's keywords it has.
-        defaults: further keywords; the learning rate is always one.
-        settings: keys that `optim_args` may have, with what converts their text; they decide over the defaults.
-        package: what to `pip install`; None for torch's own.
-        finish: adds the keywords that follow from several arguments, or from the model.
-        projects: whether it projects the gradients of `optim_target_modules`; `optim_args` is about the projection.
+        paths: candidates for the class, as "module:class"; the first importable path is used.
+        adam: Adam's keywords that the class takes.
+        defaults: further keywords, in addition to the learning rate.
+        settings: keys allowed in `optim_args`, with their converters; they override the defaults.
+        package: argument of `pip install`; None for torch's own optimizers.
+        finish: adds keywords that depend on several arguments or on the model.
+        projects: whether it projects the gradients of `optim_target_modules`; then `optim_args` sets the projection.
         is_layerwise: whether each parameter has a separate optimizer.
     """
 
-    homes: tuple[str, ...]
+    paths: tuple[str, ...]
     adam: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Convert] = field(default_factory=dict)
@@ -164,31 +161,29 @@ class OptimizerEntry:
     is_layerwise: bool = False
 
     def load_class(self, optim: str) -> Any:
-        """Import the class; an OptimizerNotInstalledError says what to install."""
+        """Import the class, or raise an OptimizerNotInstalledError with the package to install."""
         reasons = []
-        for home in self.homes:
-            module, name = home.split(":")
+        for path in self.paths:
+            module, name = path.split(":")
             try:
                 return getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError) as error:
                 reasons.append(str(error))
-        wanted = self.homes[0].replace(":", ".")
         raise OptimizerNotInstalledError(
-            f"optim={optim!r} needs {wanted}, which cannot be imported ({'; '.join(reasons)}). "
-            f"Run `pip install {self.package!r}`, or choose another optim."
+            f"optim={optim!r} needs {self.paths[0].replace(':', '.')}, which cannot be imported "
+            f"({'; '.join(reasons)}). Run `pip install {self.package!r}`, or choose another optim."
         )
 
     def keywords(self, request: Request) -> Keywords:
         """Return the constructor's keywords."""
         adam = request.adam()
         settings = {} if self.projects else request.settings
-        own = {**{name: adam[name] for name in self.adam}, **self.defaults, **settings}
-        return self.finish(request, {"lr": request.args.learning_rate, **own})
+        keywords = {"lr": request.args.learning_rate, **{name: adam[name] for name in self.adam}}
+        return self.finish(request, {**keywords, **self.defaults, **settings})
 
 
 ALL_LINEAR = ("all-linear", "all_linear")
 
-# What a projected group holds, unless `optim_args` says otherwise.
 GALORE: Keywords = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
 PROJECTION: dict[str, Keywords] = {
     "galore": GALORE,
@@ -197,7 +192,7 @@ PROJECTION: dict[str, Keywords] = {
 
 
 def build_projected_groups(request: Request) -> list[dict[str, Any]]:
-    """Return two groups: all parameters but the targets, and the targets with the settings of their projection."""
+    """Return two groups: all other parameters, and the target weights with their projection settings."""
     model = request.require_model()
     names = {f"{module}.weight" for module in _target_modules(model, request)}
     family = request.optim.split("_")[0]
@@ -211,7 +206,7 @@ def build_projected_groups(request: Request) -> list[dict[str, Any]]:
 def build_layerwise_optimizer(
     optimizer_class: Any, keywords: Keywords, groups: list[dict[str, Any]], request: Request
 ) -> tuple[type[LayerwiseOptimizer], Keywords]:
-    """Return the stand-in for an optimizer of each parameter, which steps in the backward pass, and its keywords."""
+    """Create an optimizer for each parameter; return the class and keywords of their placeholder."""
     args = request.args
     if args.parallel_mode == ParallelMode.DISTRIBUTED:
         raise NotImplementedError(f"optim={request.optim!r} works on one process only; choose one without `layerwise`.")
@@ -238,21 +233,21 @@ def _target_modules(model: nn.Module, request: Request) -> list[str]:
             f"optim={request.optim!r} projects the weights of some modules: name them in optim_target_modules, as a "
             "list, a regular expression or 'all-linear'."
         )
-    found = []
+    names = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             if targets in ALL_LINEAR or is_target(targets, name):
-                found.append(name)
+                names.append(name)
         elif targets == name or (not isinstance(targets, str) and any(target in name for target in targets)):
-            # Meant by its name, and not by an expression that matches many other modules too.
+            # Warn of names only: a regular expression may match many other modules.
             logger.warning("optim_target_modules names %s, which is no linear layer; it is not projected.", name)
-    if not found:
+    if not names:
         raise ValueError(f"optim_target_modules={targets!r} names no linear layer of {type(model).__name__}.")
-    return found
+    return names
 
 
 def is_target(targets: str | list[str], name: str) -> bool:
-    """Whether `optim_target_modules`, a regular expression or parts of paths and expressions, means a module's path."""
+    """Return whether `optim_target_modules` (an expression, or a list of substrings and expressions) matches a path."""
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
     return any(target in name or re.fullmatch(target, name) is not None for target in targets)
@@ -282,7 +277,7 @@ BUILT_IN: dict[OptimizerNames, OptimizerEntry] = {
     ),
 }
 
-# Name -> class in bitsandbytes.optim, bits of the optimizer's state, whether it is paged.
+# Name -> class in bitsandbytes.optim, bits of its state, is_paged.
 BITSANDBYTES: dict[OptimizerNames, tuple[str, int, bool]] = {
     OptimizerNames.ADAMW_BNB: ("AdamW", 8, False),
     OptimizerNames.ADAMW_8BIT: ("AdamW", 8, False),
@@ -326,14 +321,14 @@ def _bitsandbytes(kind: str, bits: int, is_paged: bool) -> OptimizerEntry:
     memory: Keywords = {"optim_bits": bits, "is_paged": is_paged}
     if kind == "RMSprop":
         del memory["is_paged"]
-    home, settings = f"bitsandbytes.optim:{kind}", BITSANDBYTES_SETTINGS.get(kind, {})
-    entry = OptimizerEntry((home,), adam[kind], memory, settings, "bitsandbytes")
+    path, settings = f"bitsandbytes.optim:{kind}", BITSANDBYTES_SETTINGS.get(kind, {})
+    entry = OptimizerEntry((path,), adam[kind], memory, settings, "bitsandbytes")
     if kind == "AdEMAMix":
-        return replace(entry, defaults={**memory, "beta3": 0.9999, "alpha": 5.0}, finish=_with_third_beta)
+        return replace(entry, defaults={**memory, "beta3": 0.9999, "alpha": 5.0}, finish=_merge_betas)
     return entry
 
 
-def _with_third_beta(request: Request, keywords: Keywords) -> Keywords:
+def _merge_betas(request: Request, keywords: Keywords) -> Keywords:
     first, second = keywords.pop("betas")
     betas = (keywords.pop("beta1", first), keywords.pop("beta2", second), keywords.pop("beta3"))
     return {**keywords, "betas": betas}
@@ -365,15 +360,15 @@ def _projecting(kind: str, is_layerwise: bool = False) -> OptimizerEntry:
 
 def _schedule_free(kind: str, adam: tuple[str, ...] = ADAM, package: str = "schedulefree") -> OptimizerEntry:
     defaults, settings = {"weight_lr_power": 2.0, "r": 0.0}, {"weight_lr_power": float, "r": float}
-    return OptimizerEntry((f"schedulefree:{kind}",), adam, defaults, settings, package, _with_decay_and_warmup)
+    return OptimizerEntry((f"schedulefree:{kind}",), adam, defaults, settings, package, _add_decay_and_warmup)
 
 
-def _with_decay(request: Request, keywords: Keywords) -> Keywords:
+def _add_decay(request: Request, keywords: Keywords) -> Keywords:
     return {**keywords, "weight_decay": request.args.weight_decay}
 
 
-def _with_decay_and_warmup(request: Request, keywords: Keywords) -> Keywords:
-    args, keywords = request.args, _with_decay(request, keywords)
+def _add_decay_and_warmup(request: Request, keywords: Keywords) -> Keywords:
+    args, keywords = request.args, _add_decay(request, keywords)
     if request.optim == OptimizerNames.SCHEDULE_FREE_RADAM:
         return keywords
     steps: float = args.warmup_steps
@@ -404,11 +399,11 @@ def _muon(request: Request, keywords: Keywords) -> Keywords:
             f"optim={request.optim!r} needs each matrix as a whole, and FSDP, DeepSpeed and tensor parallelism split "
             "them: train without these, or choose another optim, such as adamw_torch_fused."
         )
-    by_adamw = chain.from_iterable(select_adamw_parameters(model).values())
-    return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": list(by_adamw)}
+    by_adamw = list(chain.from_iterable(select_adamw_parameters(model).values()))
+    return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": by_adamw}
 
 
-# With the adjusted rate a step changes weights by as much as AdamW's: one learning rate and weight decay serve both.
+# The adjusted rate makes steps as large as AdamW's, so both share learning rate and weight decay.
 MUON = OptimizerEntry(
     ("littrainer.optim.muon:MuonWithAdamW",),
     ADAM,
@@ -456,25 +451,25 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
         {"decouple_lr": False, "max_lr": None, "kahan_sum": None},
         {"decouple_lr": truth, "max_lr": float, "kahan_sum": truth},
         "torch-optimi",
-        _with_decay,
+        _add_decay,
     ),
 }
 
 OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, OptimizerNames.MUON: MUON, **THIRD_PARTY}
 
-# Keywords of an entry, or of an overridden get_optimizer_cls_and_kwargs, that replace the usual parameter groups.
-INSTEAD_OF_GROUPS = ("params", "model", "optimizer_dict")
+# Keywords of an entry, or of an overridden get_optimizer_cls_and_kwargs, that replace the parameter groups.
+GROUP_REPLACEMENTS = ("params", "model", "optimizer_dict")
 
 
 def get_optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Keywords]:
     """Return the class and constructor keywords that `args.optim` names.
 
     Parameters:
-        model: needed by the low-rank optimizers and LOMO, whose keywords hold its parameters.
+        model: required by optimizers whose keywords have its parameters: low-rank optimizers, LOMO and Muon.
 
     Raises:
-        ImportError: the library that has this optimizer is not installed.
-        ValueError: `optim_args` or `optim_target_modules` do not fit the optimizer.
+        ImportError: the optimizer's library is not installed.
+        ValueError: `optim_args` or `optim_target_modules` do not suit the optimizer.
     """
     name = OptimizerNames(args.optim)
     entry = OPTIMIZERS[name]
@@ -491,26 +486,26 @@ def get_optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module |
 
 
 def build_optimizer(model: nn.Module, groups: list[dict[str, Any]], optimizer_class: Any, keywords: Keywords) -> Any:
-    """Make the optimizer of a model.
+    """Create the optimizer of a model.
 
     Parameters:
         groups: parameter groups, unless the keywords replace them.
-        optimizer_class: a class of optimizers; or one whose instance, called with model and keywords, makes one.
+        optimizer_class: an optimizer class, or a factory class whose instance is called with model and keywords.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
         return optimizer_class()(model, **keywords)
     keywords = dict(keywords)
-    first: Any = groups
-    for name in INSTEAD_OF_GROUPS:
-        first = keywords.pop(name, first)
-    optimizer = optimizer_class(first, **keywords)
+    params: Any = groups
+    for name in GROUP_REPLACEMENTS:
+        params = keywords.pop(name, params)
+    optimizer = optimizer_class(params, **keywords)
     if "bitsandbytes" in optimizer_class.__module__ and keywords.get("optim_bits") == 8:
         _keep_embeddings_in_32_bits(model)
     return optimizer
 
 
 def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    # State in 8 bits makes training of embeddings unstable; bitsandbytes advises to leave them out.
+    # bitsandbytes advises against 8-bit state for embeddings: their training becomes unstable.
     import bitsandbytes
 
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()

@@ -1,7 +1,7 @@
-"""The parameter groups of an optimizer: all parameters but norms and biases have weight decay.
+"""Parameter groups of an optimizer: all parameters except norms and biases have weight decay.
 
-A loaded state has the learning rates, decay and betas of the training that wrote it. If a search changes them in the
-middle of a training, `RequestedHyperparameters` restores those of the arguments, and the schedule continues from them.
+A loaded optimizer state has old hyperparameters. If a search changes them, `RequestedHyperparameters` applies the new
+values, and the schedule continues from them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-# Names are matched in lower case against the path from each ancestor down, so that a module called `norm` also shields
-# what lies inside it.
+# Matched in lower case against the path below each ancestor, so that a module called `norm` also exempts its children.
 EXEMPT_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 EXEMPT_LAYERS = (nn.LayerNorm,)
-# Key of an optimizer's group that is one of several parts of a group: which group that would be.
+# Index of the group that this group was split from (one part per device mesh).
 GROUP_INDEX = "part_of_group"
 
 
 def get_decayed_parameter_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that weight decay applies to.
-
-    Parameters inside a `torch.nn.LayerNorm`, and those whose name marks them as a bias or a norm, are left out.
-    """
+    """Return the names of parameters with weight decay: all but biases, norms and contents of `torch.nn.LayerNorm`."""
     names: list[str] = []
     for child_name, child in model.named_children():
         if isinstance(child, EXEMPT_LAYERS):
@@ -42,54 +38,53 @@ def get_decayed_parameter_names(model: nn.Module) -> list[str]:
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
     """Return two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
 
-    If only some of a group's parameters are split between processes, each kind has a separate group: torch cannot
-    update both together.
+    Sharded and replicated parameters of a group are separate groups, since torch cannot update both together.
     """
-    with_decay = set(decayed)
+    decayed_names = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [
-        *_by_mesh(0, [p for name, p in trainable if name in with_decay], weight_decay),
-        *_by_mesh(1, [p for name, p in trainable if name not in with_decay], 0.0),
+        *_split_by_mesh(0, [p for name, p in trainable if name in decayed_names], weight_decay),
+        *_split_by_mesh(1, [p for name, p in trainable if name not in decayed_names], 0.0),
     ]
 
 
-def _by_mesh(number: int, parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+def _split_by_mesh(index: int, parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     parts: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     if len(parts) < 2:
         return [{"params": parameters, "weight_decay": weight_decay}]
-    return [{"params": part, "weight_decay": weight_decay, GROUP_INDEX: number} for part in parts.values()]
+    return [{"params": part, "weight_decay": weight_decay, GROUP_INDEX: index} for part in parts.values()]
 
 
 def _is_exempt(name: str) -> bool:
     return EXEMPT_NAMES.search(name.lower()) is not None
 
 
-# Of a group of parameters: what the arguments decide, and not what an optimizer counts there.
-DECIDED_BY_ARGUMENTS = ("weight_decay", "betas", "eps", "momentum", "alpha")
+# Group keys set by TrainingArguments, not by the optimizer's state.
+ARGUMENT_KEYS = ("weight_decay", "betas", "eps", "momentum", "alpha")
 INITIAL_RATE = "initial_lr"
 
 
 class RequestedHyperparameters:
-    """What a new optimizer and schedule have been made with, noted before a checkpoint is loaded into them.
+    """Hyperparameters of a new optimizer and schedule, recorded before a checkpoint is loaded into them.
 
     Parameters:
-        optimizer, schedule: as the arguments ask for them; no step has been taken.
+        optimizer, schedule: created from the arguments, before any step.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Any) -> None:
         groups = optimizer.param_groups
-        self.groups = [{name: group[name] for name in DECIDED_BY_ARGUMENTS if name in group} for group in groups]
-        self.initial_rates = [_number(group.get(INITIAL_RATE, group["lr"])) for group in optimizer.param_groups]
+        self.groups = [{name: group[name] for name in ARGUMENT_KEYS if name in group} for group in groups]
+        self.initial_rates = [_to_float(group.get(INITIAL_RATE, group["lr"])) for group in groups]
         self.base_rates = list(getattr(schedule, "base_lrs", []))
 
     def apply_to(self, optimizer: Optimizer, schedule: Any, rate_then: float | None, rate_now: float) -> None:
-        """Give an optimizer and schedule that have loaded a checkpoint's state what the arguments ask for.
+        """Set the requested hyperparameters in an optimizer and schedule that have loaded a checkpoint.
 
         Parameters:
-            rate_then, rate_now: the `learning_rate` of the arguments that wrote the checkpoint, None if it is not
-                known, and the one of now; a group without an initial rate changes by the factor between them.
+            rate_then: `learning_rate` of the training that wrote the checkpoint, or None.
+            rate_now: `learning_rate` of the arguments. Groups without an initial rate are scaled by their ratio.
         """
         if len(optimizer.param_groups) != len(self.groups):
             raise ValueError(
@@ -98,15 +93,16 @@ class RequestedHyperparameters:
                 "hyperparameters leave the groups as they are."
             )
         factors = []
-        for group, asked_for, initial in zip(optimizer.param_groups, self.groups, self.initial_rates, strict=True):
-            then = _number(group[INITIAL_RATE]) if INITIAL_RATE in group else None
-            factors.append(_factor(initial, then) if then is not None else _factor(rate_now, rate_then))
-            group.update(asked_for)
+        for group, requested, initial in zip(optimizer.param_groups, self.groups, self.initial_rates, strict=True):
+            now, then = rate_now, rate_then
             if INITIAL_RATE in group:
+                now, then = initial, _to_float(group[INITIAL_RATE])
                 group[INITIAL_RATE] = initial
+            factors.append(now / then if then else 1.0)
+            group.update(requested)
         if self.base_rates:
             schedule.base_lrs = list(self.base_rates)
-        rates = self._rates(optimizer, schedule, factors)
+        rates = self._compute_rates(optimizer, schedule, factors)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
@@ -115,29 +111,25 @@ class RequestedHyperparameters:
         if hasattr(schedule, "_last_lr"):
             schedule._last_lr = list(rates)
 
-    def _rates(self, optimizer: Optimizer, schedule: Any, factors: list[float]) -> list[float]:
+    def _compute_rates(self, optimizer: Optimizer, schedule: Any, factors: list[float]) -> list[float]:
         if isinstance(schedule, LambdaLR) and len(schedule.lr_lambdas) == len(self.base_rates) == len(factors):
             step = schedule.last_epoch
             pairs = zip(self.base_rates, schedule.lr_lambdas, strict=True)
-            return [_number(base) * factor(step) for base, factor in pairs]
+            return [_to_float(base) * factor(step) for base, factor in pairs]
         groups = optimizer.param_groups
-        return [_number(group["lr"]) * factor for group, factor in zip(groups, factors, strict=True)]
+        return [_to_float(group["lr"]) * factor for group, factor in zip(groups, factors, strict=True)]
 
 
 def have_hyperparameters_changed(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
-    """Whether a trial has other hyperparameters than the one whose checkpoint it goes on from.
+    """Return whether a trial's hyperparameters differ from those of the trial whose checkpoint it resumes.
 
     Parameters:
-        then: what trainer_state.json has of them.
-        now: what has been drawn.
+        then: hyperparameters in trainer_state.json.
+        now: hyperparameters of this trial.
     """
-    stored_then, stored_now = (json.loads(json.dumps(drawn, default=str)) for drawn in (then, now))
+    stored_then, stored_now = (json.loads(json.dumps(params, default=str)) for params in (then, now))
     return stored_then != stored_now
 
 
-def _number(rate: Any) -> float:
+def _to_float(rate: Any) -> float:
     return rate.item() if isinstance(rate, torch.Tensor) else rate
-
-
-def _factor(now: float, then: float | None) -> float:
-    return now / then if then else 1.0

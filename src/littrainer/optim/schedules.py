@@ -1,6 +1,6 @@
-"""Learning-rate schedules by name and as functions; a training's schedule takes one step with each optimizer step.
+"""Learning-rate schedules by name and as functions.
 
-Two of them, `reduce_lr_on_plateau` and `greedy`, follow an evaluation metric instead and step with each evaluation.
+Schedules step with the optimizer, except `reduce_lr_on_plateau` and `greedy`, which step on an evaluation's metric.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 Steps: TypeAlias = int
 
 
-# Partials of these are the factors of a LambdaLR, because it stores the attributes of any other callable object in its
-# state dict, and the saved scheduler.pt has to stay readable by transformers.
+# Factors of a LambdaLR are functions and partials: it would store the attributes of other callables in its state dict,
+# and transformers must be able to read scheduler.pt.
 def _constant(step: int, warmup_steps: int = 0) -> float:
     return float(step) / float(max(1, warmup_steps)) if step < warmup_steps else 1.0
 
@@ -47,7 +47,7 @@ def _cosine(step: int, warmup_steps: int, total_steps: int, num_cycles: float) -
 
 
 def get_constant_schedule(optimizer: Optimizer, last_epoch: Steps = -1) -> LambdaLR:
-    """The optimizer's own learning rate throughout.
+    """Return a schedule with the optimizer's constant learning rate.
 
     Parameters:
         optimizer: the optimizer it drives.
@@ -59,7 +59,7 @@ def get_constant_schedule(optimizer: Optimizer, last_epoch: Steps = -1) -> Lambd
 def get_constant_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: Steps, last_epoch: Steps = -1
 ) -> LambdaLR:
-    """A linear rise from 0, then the optimizer's own learning rate.
+    """Return a schedule with a linear rise from 0, then the optimizer's constant learning rate.
 
     Parameters:
         optimizer: the optimizer it drives.
@@ -72,7 +72,7 @@ def get_constant_schedule_with_warmup(
 def get_linear_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: Steps, num_training_steps: Steps, last_epoch: Steps = -1
 ) -> LambdaLR:
-    """A linear rise from 0, then a linear fall to 0.
+    """Return a schedule with a linear rise from 0, then a linear fall to 0.
 
     Parameters:
         optimizer: the optimizer it drives.
@@ -91,7 +91,7 @@ def get_cosine_schedule_with_warmup(
     num_cycles: float = 0.5,
     last_epoch: Steps = -1,
 ) -> LambdaLR:
-    """A linear rise from 0, then cosine waves.
+    """Return a schedule with a linear rise from 0, then cosine waves.
 
     Parameters:
         optimizer, num_warmup_steps, num_training_steps, last_epoch: as in `get_linear_schedule_with_warmup`.
@@ -102,7 +102,7 @@ def get_cosine_schedule_with_warmup(
 
 
 def get_reduce_on_plateau_schedule(optimizer: Optimizer, **kwargs: Any) -> ReduceLROnPlateau:
-    """A learning rate that falls when a metric stops improving.
+    """Return a schedule that lowers the learning rate when a metric stops improving.
 
     Parameters:
         optimizer: the optimizer it drives.
@@ -118,8 +118,8 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     SchedulerType.CONSTANT_WITH_WARMUP.value: get_constant_schedule_with_warmup,
     SchedulerType.REDUCE_ON_PLATEAU.value: get_reduce_on_plateau_schedule,
 }
-# Functions of transformers' own, which is loaded when one of them is asked for.
-OF_TRANSFORMERS: dict[str, str] = {
+# Schedule -> function in transformers.optimization, which is imported on first use.
+TRANSFORMERS_SCHEDULES: dict[str, str] = {
     SchedulerType.COSINE_WITH_RESTARTS.value: "get_cosine_with_hard_restarts_schedule_with_warmup",
     SchedulerType.POLYNOMIAL.value: "get_polynomial_decay_schedule_with_warmup",
     SchedulerType.INVERSE_SQRT.value: "get_inverse_sqrt_schedule",
@@ -128,22 +128,22 @@ OF_TRANSFORMERS: dict[str, str] = {
     SchedulerType.WARMUP_STABLE_DECAY.value: "get_wsd_schedule",
     SchedulerType.GREEDY.value: "GreedyLR",
 }
-FOLLOWING_A_METRIC = (SchedulerType.REDUCE_ON_PLATEAU.value, SchedulerType.GREEDY.value)
-# transformers takes any option with these and reads none, so a script may well pass some.
+METRIC_DRIVEN = (SchedulerType.REDUCE_ON_PLATEAU.value, SchedulerType.GREEDY.value)
+# transformers ignores all options of these schedules.
 WITHOUT_OPTIONS = (SchedulerType.CONSTANT.value, SchedulerType.CONSTANT_WITH_WARMUP.value)
 NOT_OPTIONS = ("self", "optimizer", "num_warmup_steps", "num_training_steps")
 
 
 def get_schedule_factory(key: str) -> Callable[..., Any]:
-    """Return the function or class that makes the schedule of a name; an ImportError if transformers lacks it."""
+    """Return the function or class that creates a schedule; raise an ImportError if transformers lacks it."""
     if key in SCHEDULES:
         return SCHEDULES[key]
     try:
-        return getattr(importlib.import_module("transformers.optimization"), OF_TRANSFORMERS[key])
+        return getattr(importlib.import_module("transformers.optimization"), TRANSFORMERS_SCHEDULES[key])
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"lr_scheduler_type={key!r} is a schedule of transformers' own (`{OF_TRANSFORMERS[key]}`), which is not "
-            "installed or has none: pip install -U transformers."
+            f"lr_scheduler_type={key!r} is a schedule of transformers' own (`{TRANSFORMERS_SCHEDULES[key]}`), which is "
+            "not installed or has none: pip install -U transformers."
         ) from error
 
 
@@ -154,77 +154,78 @@ def get_scheduler(
     num_training_steps: Steps | None = None,
     scheduler_specific_kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """The schedule that `lr_scheduler_type` names, attached to an optimizer.
+    """Return a schedule by name, attached to an optimizer.
 
     Parameters:
         name: as in `lr_scheduler_type`.
         optimizer: the optimizer it drives.
-        num_warmup_steps: optimizer steps of the rise; needed by all but `constant` and those that follow a metric.
-        num_training_steps: optimizer steps of the whole training; needed if the schedule's function needs it.
+        num_warmup_steps: optimizer steps of the rise; required by all except `constant` and metric-driven schedules.
+        num_training_steps: optimizer steps of the whole training; required if the schedule's function takes it.
         scheduler_specific_kwargs: `lr_scheduler_kwargs`, such as `num_cycles`.
 
     Returns:
-        a `LambdaLR`, or the schedule's own class if it follows a metric.
+        a `LambdaLR`, or the class of a metric-driven schedule.
 
     Raises:
-        ValueError: the name is not known, a number of steps is missing, or an option has an impossible value.
+        ValueError: the name is unknown, a number of steps is missing, or an option has an impossible value.
         TypeError: an option is unknown, missing or of a wrong type.
     """
     key = SchedulerType(name).value
     options = dict(scheduler_specific_kwargs or {})
     if isinstance(optimizer, LayerwiseOptimizer):
-        return _one_schedule_for_each_layer(key, optimizer, num_warmup_steps, num_training_steps, options)
+        return _build_layerwise_schedule(key, optimizer, num_warmup_steps, num_training_steps, options)
     if options and key in WITHOUT_OPTIONS:
         logger.warning("lr_scheduler_type=%r takes no lr_scheduler_kwargs; %s has no effect.", key, options)
         options = {}
-    make = get_schedule_factory(key)
-    parameters = inspect.signature(ReduceLROnPlateau if make is get_reduce_on_plateau_schedule else make).parameters
-    known = [name for name in parameters if name not in NOT_OPTIONS]
+    factory = get_schedule_factory(key)
+    signed = ReduceLROnPlateau if factory is get_reduce_on_plateau_schedule else factory
+    parameters = inspect.signature(signed).parameters
+    accepted = [name for name in parameters if name not in NOT_OPTIONS]
     for name in options:
-        if name not in known:
+        if name not in accepted:
             raise TypeError(
                 f"lr_scheduler_kwargs has {name!r}, which lr_scheduler_type={key!r} does not take"
-                f"{format_accepted_names(name, known)}."
+                f"{format_accepted_names(name, accepted)}."
             )
-    given = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    steps = {name: number for name, number in given.items() if name in parameters}
+    steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    steps = {name: number for name, number in steps.items() if name in parameters}
     for name, number in steps.items():
         if number is None and parameters[name].default is inspect.Parameter.empty:
             raise ValueError(f"get_scheduler({key!r}) needs {name}.")
     try:
-        return make(optimizer, **steps, **options)
+        return factory(optimizer, **steps, **options)
     except TypeError as error:
         raise TypeError(f"lr_scheduler_kwargs={options} does not fit lr_scheduler_type={key!r}: {error}.") from error
 
 
-def _one_schedule_for_each_layer(
+def _build_layerwise_schedule(
     key: str, optimizer: LayerwiseOptimizer, warmup_steps: int | None, total_steps: int | None, options: dict[str, Any]
 ) -> LayerwiseSchedule:
-    if key in FOLLOWING_A_METRIC:
+    if key in METRIC_DRIVEN:
         raise ValueError(
             f"lr_scheduler_type={key!r} follows an evaluation metric, and the optimizers of single layers do not; "
             "choose another schedule, or the optimizer that is not layer-wise."
         )
     schedules = {
-        parameter: get_scheduler(key, own, warmup_steps, total_steps, options)
-        for parameter, own in optimizer.optimizer_dict.items()
+        parameter: get_scheduler(key, member, warmup_steps, total_steps, options)
+        for parameter, member in optimizer.optimizer_dict.items()
     }
     return LayerwiseSchedule(optimizer, schedules)
 
 
 def is_metric_driven(schedule: Any) -> bool:
-    """Whether a schedule takes its steps with an evaluation's metric instead of with the optimizer."""
-    # Asked at each step: the usual answer comes first.
+    """Return whether a schedule steps on an evaluation's metric instead of with the optimizer."""
+    # Called at each step: check the usual class first.
     if type(schedule) is LambdaLR:
         return False
     return isinstance(schedule, ReduceLROnPlateau) or is_a(schedule, "greedy schedule")
 
 
 def step_on_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
-    """Step a schedule that follows a metric.
+    """Step a metric-driven schedule.
 
     Parameters:
-        metrics: the metrics of an evaluation.
+        metrics: metrics of an evaluation.
         metric_for_best_model: the metric's name, with or without the prefix `eval_`; the loss by default.
     """
     name = metric_for_best_model or "loss"
@@ -238,26 +239,26 @@ def step_on_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_
 
 
 def cover_added_groups(schedule: Any) -> None:
-    """Let groups that are added to the optimizer later keep the learning rate that they are given.
+    """Extend a schedule to groups added to the optimizer since it began; they keep their learning rates.
 
-    torch expects a rate for each group of the optimizer, and a running schedule has none for new ones.
+    torch expects a rate for each group of the optimizer.
     """
     if not isinstance(schedule, LambdaLR):
         return
     for group in schedule.optimizer.param_groups[len(schedule.base_lrs) :]:
         schedule.base_lrs.append(1.0)
-        schedule.lr_lambdas.append(partial(_rate_of, group))
+        schedule.lr_lambdas.append(partial(_get_rate, group))
 
 
-def _rate_of(group: dict[str, Any], step: int) -> float:
+def _get_rate(group: dict[str, Any], step: int) -> float:
     return group["lr"]
 
 
 def set_schedule_step(schedule: Any, steps: Steps) -> None:
-    """Let a schedule that is a function of the step go on as if it had taken so many steps; leave others alone."""
+    """Set the number of steps that a schedule has taken, if it is a function of the step."""
     members = schedule.schedule_dict.values() if isinstance(schedule, LayerwiseSchedule) else [schedule]
-    for one in members:
-        if isinstance(one, LambdaLR):
-            one.last_epoch = steps - 1
-            one._step_count -= 1
-            one.step()
+    for member in members:
+        if isinstance(member, LambdaLR):
+            member.last_epoch = steps - 1
+            member._step_count -= 1
+            member.step()

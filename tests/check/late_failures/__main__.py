@@ -1,8 +1,8 @@
-"""Checks scripts that fail late, and examples: `python -m tests.check.late_failures [NAME ...]`, by default all.
+"""Checks of scripts that fail late, and of examples: `python -m tests.check.late_failures [NAME ...]`, by default all.
 
-Each is a process of its own, forked after the imports that they share. A script's first line says what the check has to
-find; of an example nothing may be called bad. Prints which are right and the counts; the exit status is 1 if fewer are
-found than is promised, one took too long, or an example is called bad.
+Each check runs in a process forked after the common imports. A script's first line has the expected finding; examples
+have none. Prints results and counts; the exit status is 1 if more scripts are missed than allowed, a check takes too
+long, or an example fails.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from pathlib import Path
 from tests.commands.verified_scripts import EXAMPLES, OPTIONS
 
 SCRIPTS = Path(__file__).parent
-MOST_MISSED = 2
-LONGEST_CHECK_SECONDS = 60
+MAX_MISSED = 2
+MAX_CHECK_S = 60
 WOULD_FAIL = 1
-# The trainings of a search are not checked.
 CHECKED_EXAMPLES = [name for name in OPTIONS if name != "hyperparameter_search.py"]
 
 
 def names() -> list[str]:
-    """The scripts, `small.py` and the sound one left out."""
+    """Return the scripts that fail."""
     return sorted(
         path.stem for path in SCRIPTS.glob("*.py") if path.stem not in ("small", "sound", "__main__", "__init__")
     )
 
 
-def checked(script: Path, *options: str) -> tuple[int, str]:
-    """Exit status of a check in a process of its own, in an empty folder, and its page."""
+def run_check(script: Path, *options: str) -> tuple[int, str]:
+    """Run a check in a forked process and an empty folder; return its exit status and its report."""
     from littrainer.commands.check import check_program
 
     reading, writing = os.pipe()
@@ -43,7 +42,7 @@ def checked(script: Path, *options: str) -> tuple[int, str]:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 os.chdir(folder)
-                # It ends the process, unless the script does not train.
+                # Returns only if the script does not train.
                 status = check_program([str(script), *options])
         except BaseException:
             status = 99
@@ -57,40 +56,38 @@ def checked(script: Path, *options: str) -> tuple[int, str]:
 
 
 def expected(name: str) -> str:
-    """What the page has to say would fail."""
+    """Return the failure that the report must have."""
     return (SCRIPTS / f"{name}.py").read_text(encoding="utf-8").splitlines()[0].removeprefix("# Fails: ")
 
 
 def failures_on(page: str) -> str:
-    """The part of a page with what would fail."""
+    """Return the failures in a report."""
     return "would fail" + page.partition("\nwould fail")[2]
 
 
-def main(wanted: list[str]) -> int:
-    from littrainer.commands.check import check_program  # noqa: F401 - what all processes share
+def main(selected: list[str]) -> int:
+    from littrainer.commands.check import check_program  # noqa: F401 - imported before the forks
     from littrainer.trainer import Trainer  # noqa: F401
 
     good, slow = {"late failures": 0, "examples": 0}, 0
-    scripts = [name for name in wanted if name not in OPTIONS]
-    for name in wanted:
-        began = time.monotonic()
+    scripts = [name for name in selected if name not in OPTIONS]
+    for name in selected:
+        start = time.monotonic()
         if name in scripts:
-            status, page = checked(SCRIPTS / f"{name}.py")
+            status, page = run_check(SCRIPTS / f"{name}.py")
             kind, is_right = "late failures", status == WOULD_FAIL and expected(name) in failures_on(page)
         else:
-            status, page = checked(EXAMPLES / name, *OPTIONS[name])
+            status, page = run_check(EXAMPLES / name, *OPTIONS[name])
             kind, is_right = "examples", status == 0
-        seconds = time.monotonic() - began
-        good[kind], slow = good[kind] + is_right, slow + (seconds > LONGEST_CHECK_SECONDS and name in scripts)
+        seconds = time.monotonic() - start
+        good[kind], slow = good[kind] + is_right, slow + (seconds > MAX_CHECK_S and name in scripts)
         print(f"{'right' if is_right else 'WRONG':<7}{seconds:5.1f} s  {name}", flush=True)
         if not is_right:
             print(page, flush=True)
-    examples = len(wanted) - len(scripts)
+    examples = len(selected) - len(scripts)
     print(f"examples: {good['examples']} of {examples} are called good")
-    print(
-        f"late failures: {good['late failures']} of {len(scripts)} found, {slow} in more than {LONGEST_CHECK_SECONDS} s"
-    )
-    return int(len(scripts) - good["late failures"] > MOST_MISSED or slow > 0 or good["examples"] < examples)
+    print(f"late failures: {good['late failures']} of {len(scripts)} found, {slow} in more than {MAX_CHECK_S} s")
+    return int(len(scripts) - good["late failures"] > MAX_MISSED or slow > 0 or good["examples"] < examples)
 
 
 if __name__ == "__main__":

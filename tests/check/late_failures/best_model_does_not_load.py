@@ -5,15 +5,15 @@ from small import Reader, trainer
 
 
 class WithMemory(Reader):
-    """Keeps what it has seen in a buffer that grows."""
+    """Model with a buffer that grows."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("seen", torch.zeros(0))
+        self.register_buffer("memory", torch.zeros(0))
 
     def forward(self, input_ids, labels=None):
         if self.training:
-            self.seen = torch.cat([self.seen, input_ids[:, 0].float()])
+            self.memory = torch.cat([self.memory, input_ids[:, 0].float()])
         return super().forward(input_ids, labels)
 
 

@@ -1,13 +1,13 @@
 # Fails: save: ValueError: GenerationConfig is invalid
 # Seen: https://github.com/huggingface/transformers/issues/29988
-from small import TOKENS, arguments, padded, texts
+from small import TOKENS, arguments, pad, texts
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer
 
 rows = [{"input_ids": row["input_ids"]} for row in texts()]
 
 
 def collate(rows):
-    batch = padded(rows)
+    batch = pad(rows)
     return {**batch, "labels": batch["input_ids"]}
 
 

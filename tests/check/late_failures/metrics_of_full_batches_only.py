@@ -3,9 +3,9 @@ import numpy as np
 from small import trainer
 
 
-def by_batch(prediction):
+def minimum_accuracy(prediction):
     hits = np.argmax(prediction.predictions, axis=-1) == prediction.label_ids
     return {"accuracy": float(hits.reshape(-1, 4).mean(axis=1).min())}
 
 
-trainer(compute_metrics=by_batch).train()
+trainer(compute_metrics=minimum_accuracy).train()

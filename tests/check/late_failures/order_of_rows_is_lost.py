@@ -17,9 +17,9 @@ class Shuffled(Sampler):
         return iter(random.SystemRandom().sample(range(self.number), self.number))
 
 
-class OwnOrder(Trainer):
+class RandomOrder(Trainer):
     def _get_train_sampler(self, dataset=None):
         return Shuffled(len(self.train_dataset))
 
 
-trainer(kind=OwnOrder).train()
+trainer(kind=RandomOrder).train()

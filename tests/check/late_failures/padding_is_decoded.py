@@ -3,19 +3,18 @@
 import numpy as np
 from small import TOKENS, Reader, trainer
 
-WORDS = np.array([f"word{number}" for number in range(TOKENS)])
+VOCABULARY = np.array([f"token{number}" for number in range(TOKENS)])
 
 
 class Tagger(Reader):
-    """Predicts a token for each place, so that batches have predictions of unequal lengths."""
+    """Model with a prediction for each position, so that batches have predictions of unequal lengths."""
 
     def forward(self, input_ids, labels=None):
-        found = super().forward(input_ids, labels)
-        return {"loss": found["loss"], "logits": input_ids.clone()}
+        return {"loss": super().forward(input_ids, labels)["loss"], "logits": input_ids.clone()}
 
 
-def words(prediction):
-    return {"words": len({" ".join(WORDS[row]) for row in prediction.predictions})}
+def count_texts(prediction):
+    return {"texts": len({" ".join(VOCABULARY[row]) for row in prediction.predictions})}
 
 
-trainer(model=Tagger(), compute_metrics=words).train()
+trainer(model=Tagger(), compute_metrics=count_texts).train()

@@ -1,4 +1,4 @@
-"""A model, rows and arguments for scripts that fail late, each a line or two away from one that trains well."""
+"""Model, rows and arguments for scripts that fail late; a line or two makes each of them fail."""
 
 import random
 import tempfile
@@ -20,8 +20,8 @@ class Reader(nn.Module):
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, input_ids, labels=None):
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        logits = self.head((self.tokens(input_ids) + self.positions(places)).mean(dim=1))
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        logits = self.head((self.tokens(input_ids) + self.positions(positions)).mean(dim=1))
         return {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)} | {"logits": logits}
 
 
@@ -34,8 +34,8 @@ def texts(number=90, seed=0, longest=12):
     ]
 
 
-def padded(rows):
-    """A collator: zeros behind short texts."""
+def pad(rows):
+    """Collate rows, with zeros after short texts."""
     longest = max(len(row["input_ids"]) for row in rows)
     ids = [row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows]
     batch = {"input_ids": torch.tensor(ids)}
@@ -49,7 +49,7 @@ def accuracy(prediction):
 
 
 def arguments(kind=TrainingArguments, **changes):
-    usual = {
+    defaults = {
         "output_dir": tempfile.mkdtemp() + "/run",
         "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 4,
@@ -60,11 +60,11 @@ def arguments(kind=TrainingArguments, **changes):
         "report_to": "none",
         "use_cpu": True,
     }
-    return kind(**{**usual, **changes})
+    return kind(**{**defaults, **changes})
 
 
-def trainer(kind=Trainer, model=None, changes=None, **given):
-    """A Trainer over 90 texts, evaluated on 30; `changes` are arguments."""
-    usual = {"train_dataset": texts(), "eval_dataset": texts(30, 1), "data_collator": padded}
-    usual["compute_metrics"] = accuracy
-    return kind(model=model or Reader(), args=arguments(**(changes or {})), **{**usual, **given})
+def trainer(kind=Trainer, model=None, changes=None, **overrides):
+    """Return a Trainer of 90 texts, evaluated on 30; `changes` are arguments."""
+    defaults = {"train_dataset": texts(), "eval_dataset": texts(30, 1), "data_collator": pad}
+    defaults["compute_metrics"] = accuracy
+    return kind(model=model or Reader(), args=arguments(**(changes or {})), **{**defaults, **overrides})

@@ -4,7 +4,7 @@ from small import Reader, trainer
 
 
 class Warmed(Reader):
-    """The loss is scaled by a count that no checkpoint holds."""
+    """Model whose loss is scaled by a count that is not saved."""
 
     def __init__(self):
         super().__init__()
@@ -12,8 +12,8 @@ class Warmed(Reader):
 
     def forward(self, input_ids, labels=None):
         self.steps += self.training
-        found = super().forward(input_ids, labels)
-        return {**found, "loss": found["loss"] * (1 + self.steps / 10)}
+        outputs = super().forward(input_ids, labels)
+        return {**outputs, "loss": outputs["loss"] * (1 + self.steps / 10)}
 
 
 trainer(model=Warmed()).train()
