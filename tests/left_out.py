@@ -64,7 +64,7 @@ FOR_THEIR_TIME = (
     "lightning_users/test_two_processes.py",
     "search/test_callbacks_over_trials.py",
     "search/test_trial_processes.py",
-    "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_one",
+    "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_a_single_trial",
     "search/test_wandb_sweep.py",
     "simulated_gpu/test_gpu_trainings.py",
     "simulated_gpu/test_memory.py",

@@ -1,7 +1,7 @@
 """Every argument counts: for each there is something to see that differs between two values.
 
 `EFFECTS` holds, for each argument, two values and what to look at. What cannot be seen in a short run on a CPU is in
-`SEEN_ELSEWHERE`, with the test that fails when the argument is ignored.
+`TESTED_ELSEWHERE`, with the test that fails when the argument is ignored.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ EFFECTS: dict[str, Effect] = {
 }
 
 # Argument -> the test, or the scenario, that fails when it is ignored.
-SEEN_ELSEWHERE: dict[str, str] = {
+TESTED_ELSEWHERE: dict[str, str] = {
     "tf32": "arguments/test_process.py::test_the_switch_for_tf32_is_set_as_asked_and_by_compilation",
     "torch_compile": (
         "strategies/test_model_wrapping.py::test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved"
@@ -322,15 +322,13 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "trackio_space_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
     "trackio_bucket_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
     "trackio_static_space_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
-    "push_to_hub": "hub/test_repository.py::test_without_push_to_hub_nothing_is_asked_of_any_hub",
+    "push_to_hub": "hub/test_repository.py::test_without_push_to_hub_no_request_is_sent",
     "hub_model_id": "hub/test_repository.py::test_hub_model_id_names_the_repository_with_or_without_its_owner",
-    "hub_private_repo": "hub/test_repository.py::test_privacy_is_asked_for_only_where_it_is_set",
-    "hub_revision": "hub/test_repository.py::test_pushes_go_to_the_branch_of_hub_revision_which_is_made",
-    "hub_token": "hub/test_repository.py::test_the_token_that_is_logged_in_is_taken_where_none_is_given",
+    "hub_private_repo": "hub/test_repository.py::test_privacy_is_requested_only_if_it_is_set",
+    "hub_revision": "hub/test_repository.py::test_pushes_create_and_update_the_branch_of_hub_revision",
+    "hub_token": "hub/test_repository.py::test_the_logged_in_token_is_the_default",
     "hub_strategy": "hub/test_as_transformers.py::test_commits_and_files_of_a_strategy_are_those_of_transformers",
-    "hub_always_push": (
-        "hub/test_pushing.py::test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way"
-    ),
+    "hub_always_push": ("hub/test_pushing.py::test_training_does_not_wait_for_a_push_and_skips_saves_while_it_runs"),
     "output_dir": "loop/test_run.py::test_the_folder_follows_an_output_dir_that_a_callback_sets",
     "hang_timeout": (
         "loop/test_watchdog.py::test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched"
@@ -397,16 +395,16 @@ def test_equal_values_look_equal(tmp_path: Path, name: str) -> None:
     assert seen_with(name, first, tmp_path / "once") == seen_with(name, first, tmp_path / "twice")
 
 
-@pytest.mark.parametrize("name", SEEN_ELSEWHERE)
-def test_the_test_that_sees_an_argument_is_there_and_names_it(name: str) -> None:
-    path, _, function = SEEN_ELSEWHERE[name].partition("::")
+@pytest.mark.parametrize("name", TESTED_ELSEWHERE)
+def test_the_test_of_an_argument_exists_and_names_the_argument(name: str) -> None:
+    path, _, function = TESTED_ELSEWHERE[name].partition("::")
     text = (ROOT / path).read_text(encoding="utf-8")
     # A scenario is a function, or a row of a table.
     assert (f"def {function}(" in text or f'"{function}": ' in text) and name in text
 
 
-def test_each_argument_has_its_effect_in_one_of_the_tables() -> None:
-    tables = [set(EFFECTS), set(SEEN_ELSEWHERE)]
+def test_each_argument_has_an_entry_in_exactly_one_table() -> None:
+    tables = [set(EFFECTS), set(TESTED_ELSEWHERE)]
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
     assert set().union(*tables) == fields
     assert sum(map(len, tables)) == len(fields)

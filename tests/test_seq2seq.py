@@ -43,7 +43,7 @@ def translator(
 
 
 @pytest.mark.parametrize("kind", [Seq2SeqTrainer, Trainer])
-def test_sortish_sampling_groups_training_samples_by_length_and_leaves_evaluation_in_order(
+def test_sortish_sampling_groups_training_samples_by_length_and_evaluates_in_order(
     tmp_path: Path, kind: type[Trainer]
 ) -> None:
     trainer = translator(tmp_path, kind=kind, sortish_sampler=True, predict_with_generate=False)
@@ -51,7 +51,7 @@ def test_sortish_sampling_groups_training_samples_by_length_and_leaves_evaluatio
     assert isinstance(trainer.get_eval_dataloader().sampler, SequentialSampler)
 
 
-def test_sortish_sampling_of_a_stream_is_told_to_have_no_effect(
+def test_sortish_sampling_of_a_stream_has_no_effect_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     translator(tmp_path, given={"train_dataset": Stream(ROWS)}, sortish_sampler=True, max_steps=1).train()
@@ -88,7 +88,7 @@ def test_keywords_of_a_call_hold_for_each_of_several_datasets(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", [{"num_bems": 2}, {"num_return_sequences": 3, "num_beams": 2}])
-def test_errors_of_generate_are_left_as_they_are(tmp_path: Path, given: dict[str, int]) -> None:
+def test_errors_of_generate_are_not_changed(tmp_path: Path, given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         translator(tmp_path).evaluate(**given)  # type: ignore[arg-type]
 
@@ -132,7 +132,7 @@ def test_a_model_without_a_generation_config_is_refused(tmp_path: Path) -> None:
         translator(tmp_path, Generating())
 
 
-def test_a_prediction_step_of_a_scripts_own_needs_no_model_that_generates(tmp_path: Path) -> None:
+def test_an_overridden_prediction_step_needs_no_model_that_generates(tmp_path: Path) -> None:
     class Own(Seq2SeqTrainer):
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
             return None, torch.ones(3, 2), torch.ones(3, 2)
@@ -147,7 +147,7 @@ def test_a_plain_trainer_says_that_it_generates_nothing(tmp_path: Path, caplog: 
     assert said in caplog.messages
 
 
-def test_a_wish_to_generate_that_comes_later_is_refused_at_the_first_batch(tmp_path: Path) -> None:
+def test_predict_with_generate_set_later_is_refused_at_the_first_batch(tmp_path: Path) -> None:
     trainer = translator(tmp_path, VectorClassifier(), predict_with_generate=False, remove_unused_columns=False)
     trainer.args.predict_with_generate = True
     with pytest.raises(ValueError, match="VectorClassifier has no `generate`"):
@@ -157,14 +157,14 @@ def test_a_wish_to_generate_that_comes_later_is_refused_at_the_first_batch(tmp_p
 # ---- Batches without labels, padding ---------------------------------------------------------------------------------
 
 
-def test_outputs_without_a_padding_token_are_refused_with_the_place_to_set_one(tmp_path: Path) -> None:
+def test_outputs_without_a_padding_token_are_refused_with_the_setting_to_change(tmp_path: Path) -> None:
     trainer = translator(tmp_path, generation_max_length=4)
     trainer.model.config.pad_token_id = None
     with pytest.raises(ValueError, match=r"set model\.config\.pad_token_id"):
         trainer.predict(QUESTIONS)
 
 
-def test_a_decoder_only_model_answers_prompts_without_their_answer(tmp_path: Path) -> None:
+def test_a_decoder_only_model_is_prompted_without_the_labels(tmp_path: Path) -> None:
     rows = Rows([{"input_ids": [5, 6, 7, 8 + row], "labels": [-100, -100, 7, 8 + row]} for row in range(3)])
     model, asked = tiny_gpt2(), []
     generate = model.generate

@@ -25,7 +25,7 @@ def with_sgd(folder: Path) -> Trainer:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
-def test_a_deep_copy_and_a_pickle_train_with_the_optimizer_that_was_given(tmp_path: Path, copied: Any) -> None:
+def test_a_deep_copy_and_a_pickle_train_with_the_optimizer_that_was_passed(tmp_path: Path, copied: Any) -> None:
     trainer = with_sgd(tmp_path)
     other = copied(trainer)
     other.train()
@@ -36,7 +36,7 @@ def test_a_deep_copy_and_a_pickle_train_with_the_optimizer_that_was_given(tmp_pa
     assert pickle.loads(pickle.dumps(trainer.accelerator)).gradient_state.sync_gradients
 
 
-def test_a_shallow_copy_has_attributes_of_its_own(tmp_path: Path) -> None:
+def test_a_shallow_copy_has_separate_attributes(tmp_path: Path) -> None:
     trainer = with_sgd(tmp_path)
     other = copy.copy(trainer)
     assert other.optimizer is trainer.optimizer
@@ -45,7 +45,7 @@ def test_a_shallow_copy_has_attributes_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer", "lr_scheduler", "is_in_train", "_eval_dataloaders", "deepspeed"])
-def test_an_attribute_can_be_patched_and_taken_away(tmp_path: Path, name: str) -> None:
+def test_an_attribute_can_be_patched_and_deleted(tmp_path: Path, name: str) -> None:
     trainer = with_sgd(tmp_path)
     before = getattr(trainer, name)
     with mock.patch.object(trainer, name, "patched"):

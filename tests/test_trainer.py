@@ -21,9 +21,7 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 # ---- Construction -------------------------------------------------------------------------------------------------
 
 
-def test_a_trainer_without_arguments_trains_into_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_without_arguments_trains_into_tmp_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer = Trainer(VectorClassifier())
     assert isinstance(trainer.args, TrainingArguments) and trainer.args.output_dir == "tmp_trainer"
@@ -74,7 +72,7 @@ SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
         ),
     ],
 )
-def test_wrong_input_is_one_line_before_the_first_step(
+def test_wrong_input_raises_a_single_line_before_the_first_step(
     tmp_path: Path, given: dict[str, Any], changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     counting = Counting()
@@ -93,7 +91,7 @@ def test_evaluating_without_an_evaluation_set_says_which_argument_is_missing(tmp
     "device_map",
     [{"": "cpu"}, {"inner": "cpu", "head": "disk"}, {"inner": 0, "head": 1}, {"inner": "cuda:1", "head": "cuda:1"}],
 )
-def test_a_model_with_a_device_map_is_placed_as_transformers_places_it_and_one_that_is_spread_is_never_moved(
+def test_a_model_with_a_device_map_is_placed_as_by_transformers_and_not_moved_off_several_devices(
     tmp_path: Path, device_map: dict[str, Any]
 ) -> None:
     facts = []
@@ -116,7 +114,7 @@ def test_a_model_with_a_device_map_is_placed_as_transformers_places_it_and_one_t
     assert bool(moves) is (len(device_map) == 1)
 
 
-def test_a_script_under_plain_python_learns_once_how_to_train_on_all_gpus(
+def test_a_script_under_plain_python_logs_once_how_to_train_on_all_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Unplaced(TrainingArguments):
@@ -160,7 +158,7 @@ def test_columns_the_model_does_not_take_are_removed_from_a_table(tmp_path: Path
     assert "text" in trainer.get_train_dataloader().dataset.column_names
 
 
-def test_a_batch_without_any_input_says_which_columns_the_model_takes(tmp_path: Path) -> None:
+def test_the_error_of_a_batch_without_input_names_the_columns_of_the_model(tmp_path: Path) -> None:
     class NoLabels(VectorClassifier):
         def forward(self, x: Any = None) -> Any: ...
 
@@ -186,7 +184,7 @@ def test_nested_inputs_keep_their_structure_when_they_are_moved(
 # ---- Optimizer and schedule ---------------------------------------------------------------------------------------
 
 
-def test_an_optimizer_that_is_there_is_not_made_anew(tmp_path: Path) -> None:
+def test_an_existing_optimizer_is_not_replaced(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=2)
     optimizer = trainer.create_optimizer()
     assert trainer.create_optimizer() is optimizer
@@ -194,7 +192,7 @@ def test_an_optimizer_that_is_there_is_not_made_anew(tmp_path: Path) -> None:
     assert trainer.optimizer is optimizer
 
 
-def test_a_schedule_that_was_passed_in_goes_on_and_one_that_was_made_starts_anew(tmp_path: Path) -> None:
+def test_a_passed_schedule_continues_and_a_created_schedule_restarts(tmp_path: Path) -> None:
     made = quiet_trainer(tmp_path, max_steps=2)
     made.train()
     first = made.lr_scheduler
@@ -223,7 +221,7 @@ def test_learning_rates_and_groups_are_those_of_the_optimizer(tmp_path: Path) ->
     assert trainer.get_optimizer_group(nn.Parameter(torch.zeros(1))) is None
 
 
-def test_a_model_that_is_not_split_between_processes_has_a_tensor_parallel_size_of_one(tmp_path: Path) -> None:
+def test_a_replicated_model_has_tensor_parallel_size_1(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, VectorClassifier())
     assert trainer.get_tp_size() == 1
     # Where transformers' models keep theirs.

@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
-class OverridePoints:
+class TrainerHooks:
     """The steps of a Trainer between its documented methods; `Trainer` derives from it."""
 
     is_deepspeed_enabled: bool = False
@@ -80,19 +80,19 @@ class OverridePoints:
 
     # ---- What follows from the arguments and the model ---------------------------------------------------------------
 
-    def _lies_elsewhere(self: Any) -> bool:
+    def _has_foreign_device_map(self: Any) -> bool:
         """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
         device_map: Any = getattr(self.model, "hf_device_map", None) or {}
         devices = set(device_map.values()) - {"cpu", "disk"}
         return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
 
-    def _moves_model_itself(self: Any) -> bool:
+    def _should_place_model(self: Any) -> bool:
         # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
         is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
         moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
         return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
 
-    def _read_model_facts(self: Any) -> None:
+    def _update_model_facts(self: Any) -> None:
         facts = facts_about(self.model)
         self._described_model_class = type(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
@@ -102,7 +102,7 @@ class OverridePoints:
         self.label_smoother = loss.smoother_for(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
-    def _follow_arguments(self: Any, changed: set[str]) -> None:
+    def _apply_changed_arguments(self: Any, changed: set[str]) -> None:
         """Make again, except the accelerator, what a Trainer makes of the arguments whose values have changed."""
         args = self.args
         self._train_batch_size = args.train_batch_size
@@ -114,14 +114,14 @@ class OverridePoints:
         if "label_names" in changed:
             self._signature_columns = None
             if self.model is not None:
-                self._read_model_facts()
+                self._update_model_facts()
             else:
                 # The facts are read with the next model.
                 self._described_model_class = type(None)
         if "skip_memory_metrics" in changed:
             self.session.memory = MemoryReport(not args.skip_memory_metrics)
         if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
-            self.place_model_on_device = self._moves_model_itself()
+            self.place_model_on_device = self._should_place_model()
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -184,14 +184,14 @@ class OverridePoints:
         if self._signature_columns is None:
             self._signature_columns = accepted_columns(self.model, self.label_names)
 
-    def _accepted_columns(self: Any) -> list[str]:
+    def _get_signature_columns(self: Any) -> list[str]:
         self._set_signature_columns_if_needed()
         return self._signature_columns or []
 
     def _remove_unused_columns(self: Any, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
-        accepted, model_name = self._accepted_columns(), type(self.model).__name__
+        accepted, model_name = self._get_signature_columns(), type(self.model).__name__
         kept = without_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
         self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
@@ -203,7 +203,7 @@ class OverridePoints:
     ) -> Callable[[list[Any]], Any]:
         if not self.args.remove_unused_columns:
             return data_collator
-        accepted, model_name = self._accepted_columns(), type(self.model).__name__
+        accepted, model_name = self._get_signature_columns(), type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
         self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
         return collator
@@ -215,16 +215,16 @@ class OverridePoints:
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
-    def _existing_optimizer(self: Any) -> torch.optim.Optimizer:
+    def _require_optimizer(self: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             raise ValueError("There is no optimizer yet: it is made when train() begins, or by create_optimizer().")
         return self.optimizer
 
-    def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
+    def _create_optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
             from littrainer.strategies.deepspeed import optimizer_and_schedule
 
-            overridden = self._own_methods("create_optimizer", "create_scheduler")
+            overridden = self._find_overrides("create_optimizer", "create_scheduler")
             return optimizer_and_schedule(self, max_steps, overridden)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
@@ -233,7 +233,7 @@ class OverridePoints:
             # A model that an earlier training has wrapped is prepared, as in transformers.
             self.model_preparation_time = 0.0
         # An override that makes both is called at once; else a schedule may depend on the model as it is wrapped.
-        if self._own_methods("create_optimizer_and_scheduler"):
+        if self._find_overrides("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
             wrapped = wrapped_model(self)
         else:
@@ -247,7 +247,7 @@ class OverridePoints:
 
     def _get_learning_rate(self: Any) -> float:
         if is_metric_driven(self.lr_scheduler) or self.schedule_is_replaced:
-            rate = self._existing_optimizer().param_groups[0]["lr"]
+            rate = self._require_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
         return rate.item() if isinstance(rate, torch.Tensor) else rate
@@ -359,7 +359,7 @@ class OverridePoints:
             had = f" ({', '.join(left_out)})" if left_out else ""
             raise ValueError(
                 f"A batch without any input: none of the data's columns{had} is one that {type(self.model).__name__}"
-                f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
+                f".forward takes ({', '.join(self._get_signature_columns())}). Rename them, or set "
                 "remove_unused_columns=False."
             )
         return inputs
@@ -445,10 +445,10 @@ class OverridePoints:
 
     def _save_in_training(self: Any, model: nn.Module, trial: Any) -> None:
         checkpoints = self.session.checkpoints
-        if checkpoints.is_async and checkpoints.can_copy(self._storage()):
+        if checkpoints.is_async and checkpoints.can_copy(self._build_state_io()):
             if self.hp_search_backend is None and trial is None:
                 self.store_flos()
-            checkpoints.save_in_background(self._saved_training(self._get_output_dir(trial=trial)))
+            checkpoints.save_in_background(self._build_saved_training(self._get_output_dir(trial=trial)))
             self.control.should_save = False
             return
         self._save_checkpoint(model, trial)
@@ -456,7 +456,7 @@ class OverridePoints:
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         checkpoints.commit_changes()
 
-    def _after_background_save(self: Any, folder: str, state: TrainerState) -> None:
+    def _on_background_save_done(self: Any, folder: str, state: TrainerState) -> None:
         checkpoints, asked_meanwhile = self.session.checkpoints, self.control.should_save
         with raise_on_all_ranks(f"on_save of callbacks for {folder}"):
             self.control = self.callback_handler.on_save(self.args, state, self.control)
@@ -481,7 +481,7 @@ class OverridePoints:
             step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
 
-    def _model_for_evaluation(self: Any) -> nn.Module:
+    def _prepare_model_for_evaluation(self: Any) -> nn.Module:
         """Return the model for evaluations, on its device; outside of training cast as the arguments ask for good."""
         model = self._wrap_model(self.model, training=False)
         if not self._model_is_prepared and model is self.model:
@@ -503,16 +503,16 @@ class OverridePoints:
 
     def overrides_evaluation(self: Any) -> bool:
         """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
-        return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
+        return bool(self._find_overrides("evaluate", "evaluation_loop", "_evaluate"))
 
-    def _own_methods(self: Any, *names: str) -> list[str]:
+    def _find_overrides(self: Any, *names: str) -> list[str]:
         return own_methods(self, names)
 
     def _reset_gather_function(self: Any) -> None:
         gather = self.accelerator.gather_for_metrics
         self.gather_function: Any = partial(gather, use_gather_object=self.args.eval_use_gather_object)
 
-    def _evaluate_each(
+    def _evaluate_datasets(
         self: Any,
         datasets: dict[str, Any],
         are_named: bool,
@@ -529,7 +529,7 @@ class OverridePoints:
                 )
         return metrics
 
-    def _with_speed(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
+    def _add_speed_metrics(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
         metrics = output.metrics if output.metrics is not None else {}
         num_samples = output.num_samples or 0
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
@@ -544,15 +544,15 @@ class OverridePoints:
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
-        write_companions(folder, self.args, self._written_processing_class())
+        write_companions(folder, self.args, self._get_processing_class_to_save())
 
-    def _written_processing_class(self: Any) -> Any:
+    def _get_processing_class_to_save(self: Any) -> Any:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
-        return search_trial.output_dir_of(self, trial)
+        return search_trial.get_trial_folder(self, trial)
 
-    def _storage(self: Any) -> FullStateIO:
+    def _build_state_io(self: Any) -> FullStateIO:
         return state_io_for(
             TrainingObjects(
                 self.args,
@@ -560,20 +560,20 @@ class OverridePoints:
                 self.optimizer,
                 self.model_wrapped,
                 self.deepspeed,
-                self._written_processing_class(),
+                self._get_processing_class_to_save(),
                 self._save,
                 self._issue_warnings_after_load,
                 self.session.checkpoints.staged,
             )
         )
 
-    def _saved_training(self: Any, run_dir: str | None = None) -> SavedTraining:
+    def _build_saved_training(self: Any, run_dir: str | None = None) -> SavedTraining:
         """Return the parts of a checkpoint below a folder, by default that of this training."""
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
         weights = partial(run_lightning.weights_to, "save", self.lightning_module)
-        when_complete = self._after_background_save
+        when_complete = self._on_background_save_done
         return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
@@ -582,12 +582,12 @@ class OverridePoints:
             self._determine_best_metric(metrics=metrics, trial=trial)
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        written = self.session.checkpoints.save(self._saved_training(self._get_output_dir(trial=trial)))
+        written = self.session.checkpoints.save(self._build_saved_training(self._get_output_dir(trial=trial)))
         if self.args.push_to_hub:
             self._push_from_checkpoint(written)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
-        self._storage().save_optimizer(Path(output_dir))
+        self._build_state_io().save_optimizer(Path(output_dir))
         if self.args.should_save and not getattr(self.lr_scheduler, "is_kept_by_engine", False):
             self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
 
@@ -605,14 +605,14 @@ class OverridePoints:
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
         given = self.model if model is None else model
-        self._storage().load_model(given, Path(resume_from_checkpoint), to_resume=True)
+        self._build_state_io().load_model(given, Path(resume_from_checkpoint), to_resume=True)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
         log_names_that_differ(load_result)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self._storage().load_optimizer(Path(checkpoint))
+            self._build_state_io().load_optimizer(Path(checkpoint))
             reader.load_schedule(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
@@ -635,7 +635,7 @@ class OverridePoints:
         assert self.state.best_model_checkpoint is not None
         logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
-        held = self._storage()
+        held = self._build_state_io()
         if held.holds_weights(folder):
             held.load_model(self.model, folder, to_resume=False)
         else:
@@ -661,5 +661,5 @@ class OverridePoints:
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
         # The best checkpoint among the training's own is left as it is.
         self.store_flos()
-        training = self._saved_training(checkpoint_dir)
+        training = self._build_saved_training(checkpoint_dir)
         self.session.checkpoints.write(training, training.folder, is_complete=True)

@@ -72,10 +72,10 @@ class Seq2SeqTrainer(Trainer):
         return model
 
     def _prepare_to_generate(self, model: Any) -> None:
-        generation.prepare(self.args, model, generates=not self._own_methods("prediction_step"))
+        generation.prepare(self.args, model, generates=not self._find_overrides("prediction_step"))
 
     @contextmanager
-    def _generating_with(self, given: dict[str, Any]) -> Iterator[None]:
+    def _use_generation_keywords(self, given: dict[str, Any]) -> Iterator[None]:
         """Have `prediction_step` generate with these keywords until the end of the block.
 
         A short last batch counts in the loss as a full one meanwhile, as it does in transformers' Seq2SeqTrainer.
@@ -124,8 +124,8 @@ class Seq2SeqTrainer(Trainer):
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix, **gen_kwargs)
-        with self._generating_with(gen_kwargs):
+            return self._evaluate_datasets(chosen, eval_dataset is None, ignore_keys, metric_key_prefix, **gen_kwargs)
+        with self._use_generation_keywords(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(
@@ -145,7 +145,7 @@ class Seq2SeqTrainer(Trainer):
             generated token ids and labels as NumPy arrays `(samples, tokens)`, padded to the generation config's
             `max_length`, and metrics.
         """
-        with self._generating_with(gen_kwargs):
+        with self._use_generation_keywords(gen_kwargs):
             return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
     def prediction_step(

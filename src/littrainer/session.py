@@ -31,7 +31,7 @@ from littrainer.data.limits import check_order_stays, overfits
 from littrainer.data.loaders import warn_of_another_loader
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.push_to_hub import pushes_during_training
+from littrainer.hub.push_to_hub import report_pushes_on_error
 from littrainer.hub.repository import HubState
 from littrainer.lightning_adapter.run_lightning import LightningState, fit
 from littrainer.loop.checks import check_before_training
@@ -54,7 +54,7 @@ from littrainer.runtime.atomic_files import write_whole
 from littrainer.runtime.interruptions import UpdateGuard
 from littrainer.runtime.notes import END, part_of_training
 from littrainer.runtime.seeds import enable_full_determinism, set_seed
-from littrainer.search.trial import SearchState, begin_trial, is_of_search
+from littrainer.search.trial import SearchState, begin_trial, is_search_trial
 from littrainer.tracking.selection import set_trial_folder
 
 if TYPE_CHECKING:
@@ -125,25 +125,25 @@ class TrainingSession:
     def __reduce__(self) -> Any:
         # Uploads that are on their way belong to the process too.
         hub = replace(self.hub, pushes=None)
-        return _make_session, ({**self._lasting(), "optimization": self.optimization, "hub": hub},)
+        return _make_session, ({**self._persistent_fields(), "optimization": self.optimization, "hub": hub},)
 
     def __copy__(self) -> TrainingSession:
         names = ("optimization", "search", "hub", "lightning")
         parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in names}
         return replace(self, **parts)
 
-    def _lasting(self) -> dict[str, Any]:
+    def _persistent_fields(self) -> dict[str, Any]:
         names = ("search", "hub", "memory", "train_batch_size", "model_is_prepared")
         return {name: getattr(self, name) for name in names}
 
-    def without_training(self) -> TrainingSession:
+    def copy_without_training(self) -> TrainingSession:
         """Return a session without optimizer, loaders and Lightning objects, which take memory."""
-        return TrainingSession(**self._lasting())
+        return TrainingSession(**self._persistent_fields())
 
     def next(self) -> TrainingSession:
         """Return the session of the next training, which goes on with this one's optimizer and loaders."""
         return TrainingSession(
-            **self._lasting(),
+            **self._persistent_fields(),
             optimization=replace(self.optimization),
             lightning=replace(self.lightning),
             tokens=self.tokens,
@@ -173,7 +173,7 @@ def of_session(path: str) -> Any:
     )
 
 
-class SessionAttributes:
+class TrainerAttributesBase:
     """Attributes of the Trainer that its session holds, under the names of transformers; libraries set some of them."""
 
     session: TrainingSession
@@ -230,7 +230,7 @@ def train(
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
     """Run one training, from the checks that can be made beforehand to its result."""
-    if is_of_search(trainer, trial):
+    if is_search_trial(trainer, trial):
         begin_trial(trainer, trial)
         # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
         _make_new_model(trainer, trial)
@@ -245,7 +245,9 @@ def train(
     # Ray sees to it that one process has a trial; the process before may take a while to end.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
-    folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, functools.partial(_recorded, trainer))
+    folder_lock = trainer.session.checkpoints.open_folder(
+        trainer.args, run_dir, functools.partial(_write_record_for_run, trainer)
+    )
     # A search goes on by the call that began it.
     reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
@@ -253,23 +255,23 @@ def train(
         trial_where_asked_for(trainer, resume_from_checkpoint),
         contextlib.nullcontext() if is_on_ray else folder_lock,
         notify_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
-        pushes_during_training(lambda: trainer.push_in_progress),
+        report_pushes_on_error(lambda: trainer.push_in_progress),
         tracked_by(trainer.session.tracked),
-        Watchdog(trainer.args, lambda: trainer.state, functools.partial(_looked_at, trainer.session)),
+        Watchdog(trainer.args, lambda: trainer.state, functools.partial(_watchdog_targets, trainer.session)),
     ):
         if trial is None:
             resume_from_checkpoint = resumed_after_restart(resume_from_checkpoint, trainer.args.output_dir)
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
-def _looked_at(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
+def _watchdog_targets(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
     """Return what the watchdog looks at: the training and the evaluation that Lightning carries out, if it does."""
     lightning = session.lightning
     return (None, None) if lightning.module is None else (session.run, lightning.evaluation)
 
 
 @contextlib.contextmanager
-def _recorded(trainer: Any, folder: Path) -> Iterator[None]:
+def _write_record_for_run(trainer: Any, folder: Path) -> Iterator[None]:
     """Write the record of a run, and put it back to what it was if the run fails before its first optimizer step."""
     session, record, before = trainer.session, folder / RUN_RECORD_NAME, None
     is_new = not record.exists()
@@ -300,14 +302,16 @@ def _train_from(
     trainer.session.checkpoints.is_async = saves_in_background(args, trainer)
     trainer.is_in_train = True
     try:
-        if trainer.model_init is not None and not is_of_search(trainer, trial):
+        if trainer.model_init is not None and not is_search_trial(trainer, trial):
             _make_new_model(trainer, trial)
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
             # So far it was left where it is, to be cast by an evaluation.
             trainer._move_model_to_device(trainer.model, args.device)
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
+        checkpoint = checkpoint_for_all(
+            resume_from_checkpoint, args, needed_to_resume(trainer._find_overrides(*READ_BY))
+        )
         memory = trainer.session.memory
         with trainer.update_guard, memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
@@ -346,7 +350,7 @@ def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
     session.checkpoints.wait()
     session.run.step.drain_flag_sync()
     found = session.health.roll_back(fault, session.run.plan.without_windows(1, trainer.args).max_steps)
-    checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._own_methods(*READ_BY)))
+    checkpoint = checkpoint_for_all(found, trainer.args, needed_to_resume(trainer._find_overrides(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Gradients that were unscaled for a step that is not taken.
@@ -416,7 +420,7 @@ def _make_new_model(trainer: Any, trial: Any) -> None:
     trainer._parameters_without_embeddings = None
     if type(model) is not trainer._described_model_class:
         # A model_init may make models of several classes, by the trial for one.
-        trainer._read_model_facts()
+        trainer._update_model_facts()
         trainer._signature_columns = None
     if trainer.place_model_on_device:
         trainer._move_model_to_device(model, args.device)

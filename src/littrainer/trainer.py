@@ -33,9 +33,9 @@ from littrainer.distributed.layout import follow_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
-from littrainer.hooks import NO_CONTEXT, OverridePoints
-from littrainer.hub.model_card import Texts, badges_of, write_card
-from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model, pushes_of
+from littrainer.hooks import NO_CONTEXT, TrainerHooks
+from littrainer.hub.model_card import Texts, collect_badges, write_card
+from littrainer.hub.push_to_hub import END_OF_TRAINING, get_pushes, push_model
 from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
@@ -56,7 +56,7 @@ from littrainer.runtime.remote_folder import local_folder
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.session import SessionAttributes
+from littrainer.session import TrainerAttributesBase
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
@@ -71,7 +71,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -136,8 +136,8 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
         follow_model(args, self.model)
-        self.is_model_parallel = self._lies_elsewhere()
-        self.place_model_on_device = self._moves_model_itself()
+        self.is_model_parallel = self._has_foreign_device_map()
+        self.place_model_on_device = self._should_place_model()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
         if self.is_model_parallel:
@@ -153,7 +153,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
-        self._read_model_facts()
+        self._update_model_facts()
         with ShortTraceback():
             self._validate_args()
 
@@ -325,7 +325,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             options: Any = self.args.lr_scheduler_kwargs
             self.lr_scheduler = get_scheduler(
                 self.args.lr_scheduler_type,
-                self._existing_optimizer() if optimizer is None else optimizer,
+                self._require_optimizer() if optimizer is None else optimizer,
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
                 scheduler_specific_kwargs=options,
@@ -419,7 +419,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
     def overrides_training_step(self) -> bool:
         """Whether a subclass, or this instance, has its own `training_step`, which calls backward itself."""
-        return bool(self._own_methods("training_step"))
+        return bool(self._find_overrides("training_step"))
 
     def compute_loss(
         self,
@@ -525,7 +525,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
+            return self._evaluate_datasets(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
             ShortTraceback(),
             part_of_training(EVALUATION),
@@ -542,7 +542,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            found = self._with_speed(output, metric_key_prefix, start_time)
+            found = self._add_speed_metrics(output, metric_key_prefix, start_time)
             self.log(found)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
             self.session.memory.stop("eval", found)
@@ -571,7 +571,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             output = self.evaluation_loop(
                 dataloader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
             )
-            metrics = self._with_speed(output, metric_key_prefix, start_time)
+            metrics = self._add_speed_metrics(output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
             self.session.memory.stop("test", metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
@@ -603,7 +603,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_own_step=bool(self._own_methods("prediction_step")),
+            has_own_step=bool(self._find_overrides("prediction_step")),
         )
         with (
             run_lightning.validation_round(self),
@@ -611,7 +611,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             self.session.tracked.paused(),
         ):
             run_lightning.shard_for_evaluation(self)
-            evaluation.begin(self._model_for_evaluation())
+            evaluation.begin(self._prepare_model_for_evaluation())
             run_lightning.evaluate(self, evaluation)
             self._reset_gather_function()
             return evaluation.finish()
@@ -652,7 +652,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             from littrainer.strategies.deepspeed import start_for_evaluation
 
             start_for_evaluation(self)
-        storage = self._storage()
+        storage = self._build_state_io()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
@@ -719,7 +719,7 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
 
         def finish_earlier() -> Any:
             self._finish_current_push()
-            self.push_in_progress = pushes_of(self.args, self.push_in_progress)
+            self.push_in_progress = get_pushes(self.args, self.push_in_progress)
             return self.push_in_progress
 
         return push_model(self, finish_earlier, commit_message, blocking, token, revision, private, **kwargs)
@@ -757,7 +757,9 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             return
         model = self.accelerator.unwrap_model(self.model)
         evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-        write_card(self.args, self.state, model, evaluated_on, badges_of(self.callback_handler.callbacks), parameters)
+        write_card(
+            self.args, self.state, model, evaluated_on, collect_badges(self.callback_handler.callbacks), parameters
+        )
         send_files(self.args.output_dir)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from littrainer.distributed.collectives import all_gather_object
 from littrainer.distributed.failures import LostProcess
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.parameters import SearchMistake
-from littrainer.search.record import read_record
+from littrainer.search.record import load_search_record
 from tests.distributed.checks import carry_out
 from tests.scenarios.once_per_process import leave_out_of_collections
 from tests.search.trainers import searched_trainer
@@ -189,7 +189,7 @@ def both_processes_train_what_a_sweep_draws_for_the_first_one(folder: Path) -> N
     # Nor are trials stopped in one process.
     with pytest.raises(Exception, match="early_terminate"):
         trainer.hyperparameter_search(stopping, **settings)
-    trials = [(trial.id, trial.state, len(trial.intermediate)) for trial in read_record(folder).trials]
+    trials = [(trial.id, trial.state, len(trial.intermediate)) for trial in load_search_record(folder).trials]
     assert all_gather_object(best) == [best] * 2 and best.run_summary == "sweep7"
     assert trainer.notes.begun == [(drawn, {"learning_rate": drawn}) for drawn in RATES[:2]]
     assert len(service.drawn) == (0 if RANK else 2)

@@ -126,7 +126,7 @@ def test_a_conversion_that_cannot_be_told_is_asked_for(logits: Any, labels: Any,
 
 def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given: Any) -> TaskFacts:
     trainer = quiet_trainer(folder, model, kind=kind, given=given)
-    has_own_step = bool(trainer._own_methods("prediction_step"))
+    has_own_step = bool(trainer._find_overrides("prediction_step"))
     loader = trainer.get_eval_dataloader()
     return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_own_step).task_facts()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from littrainer.search.record import best_of, read_record
+from littrainer.search.record import find_best_trials, load_search_record
 
 
 class Example(NamedTuple):
@@ -49,8 +49,8 @@ def the_search_is_recorded(folder: Path, printed: str) -> None:
     (found,) = re.findall(r"^(\S+) \(trial (\d)\) +[01]\.\d{3}$", printed, re.MULTILINE)
     told = (folder / "stderr").read_text()
     assert len(re.findall(r"\] Trial \d (?:finished|pruned)", told)) == 3
-    stored = read_record(folder / "out")
-    (best,) = best_of(stored.trials, stored.directions)
+    stored = load_search_record(folder / "out")
+    (best,) = find_best_trials(stored.trials, stored.directions)
     assert len(stored.trials) == 3 and stored.backend == "optuna"
     assert found == (f"{best.parameters['learning_rate']:.2e}", best.id)
     assert f"trial {best.id}" in (folder / "out" / "report.html").read_text()

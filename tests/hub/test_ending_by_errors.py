@@ -13,7 +13,7 @@ import pytest
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.hub.runs import AtStep, pushing_trainer
 from tests.hub.server import Fault, Hub
-from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS
+from tests.hub.test_pushing import CHECKPOINT_STRATEGIES, SAVES
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 
@@ -56,11 +56,11 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
     said = log.read_text()
     assert 'The push of "Training in progress, step 2" to someone/run is on its way, and goes on though' in said
     assert "MemoryError: no memory for the third step" in said and "failed" not in said
-    assert hub.repository().messages() == WITH_CHECKPOINTS[:2]
+    assert hub.repository().messages() == CHECKPOINT_STRATEGIES[:2]
     assert not (tmp_path / "run" / ".littrainer_push").exists()
 
 
-def test_a_push_that_failed_before_its_training_died_is_told_of_once_more(
+def test_a_failed_push_is_reported_again_when_its_training_dies(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.faults.append(Fault("POST .*/commit/", 403))

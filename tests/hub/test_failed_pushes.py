@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from littrainer.hub.push_to_hub import SNAPSHOT_DIR
-from littrainer.hub.repository import advice_for
+from littrainer.hub.repository import advise
 from tests.hub.runs import AtStep, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES
@@ -36,7 +36,7 @@ def test_each_error_comes_with_what_to_do() -> None:
         ValueError("other"): "",
     }
     for error, advice in errors.items():
-        assert advice in advice_for(error) and bool(advice) == bool(advice_for(error))
+        assert advice in advise(error) and bool(advice) == bool(advise(error))
 
 
 NOT_PUSHED = "push_to_hub_error"
@@ -70,9 +70,7 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_entry_in_the_
     assert hub.repository().messages()[::2] == SAVES
 
 
-def test_the_last_push_is_tried_once_more_before_it_is_given_up(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_last_push_is_retried_once(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hub.faults.append(Fault(COMMIT, 500, after=2, times=1))
     assert NOT_PUSHED not in pushing_trainer(tmp_path).train().metrics
     assert "tried once more" in caplog.text

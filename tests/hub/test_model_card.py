@@ -19,10 +19,10 @@ import littrainer
 from littrainer import TrainerCallback
 from littrainer.callbacks.state import TrainerState
 from littrainer.hub.model_card import (
-    card_on_the_hub,
+    download_card,
+    get_last_results,
     hyperparameters,
-    is_as_written,
-    last_results,
+    is_unedited,
 )
 from littrainer.hub.repository import CARD_NAME
 from tests.hub.runs import pushing_trainer
@@ -98,7 +98,7 @@ def test_metadata_are_those_of_transformers_but_for_our_tag(trained: list[Any], 
     assert ours == theirs
 
 
-def test_the_text_tells_results_hyperparameters_and_versions(trained: list[Any]) -> None:
+def test_the_card_contains_results_hyperparameters_and_versions(trained: list[Any]) -> None:
     text = card_of(trained[0], {"dataset_tags": "glue", "dataset": "GLUE <MRPC>", "finetuned_from": "org/base"}).text
     for part in (
         "# my-model",
@@ -114,7 +114,7 @@ def test_the_text_tells_results_hyperparameters_and_versions(trained: list[Any])
     assert sum(line.startswith("| ") for line in text.splitlines()) == 3
 
 
-def test_results_are_the_last_ones_and_each_evaluation_set_has_its_columns(tmp_path: Path) -> None:
+def test_results_are_from_the_last_evaluation_and_each_evaluation_set_has_its_columns(tmp_path: Path) -> None:
     after = {"eval_loss": 1.25, "step": 4, "epoch": 2.0}
     trainer = quiet_trainer(tmp_path)
     trainer.state = TrainerState(
@@ -126,7 +126,7 @@ def test_results_are_the_last_ones_and_each_evaluation_set_has_its_columns(tmp_p
             after,
         ]
     )
-    assert last_results(trainer.state.log_history)["loss", "evaluation"] == 1.25
+    assert get_last_results(trainer.state.log_history)["loss", "evaluation"] == 1.25
     trainer.create_model_card()
     table = [line for line in (tmp_path / CARD_NAME).read_text().splitlines() if line.startswith("| ")]
     assert table == [
@@ -161,7 +161,7 @@ def test_a_folder_is_no_base_model_and_is_named_by_its_end_alone(tmp_path: Path)
         assert f"a fine-tuned version of `{folder.replace(chr(92), '/').rpartition('/')[2]}`" in content
 
 
-def test_the_licence_is_that_of_the_base_model_if_the_hub_can_be_asked(
+def test_the_licence_is_copied_from_the_base_model_if_the_hub_is_reachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def model_info(self: Any, name: str, **keywords: Any) -> Any:
@@ -193,7 +193,7 @@ def test_badges_and_tags_of_trackers_are_in_the_card(tmp_path: Path) -> None:
     assert card.text.index("# ") < card.text.index("[run](https://tracker/run)") < card.text.index("from scratch")
 
 
-def test_names_bring_neither_html_nor_links_nor_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_cannot_inject_html_links_or_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = "hf_" + "Zy9" * 10
     monkeypatch.setenv("HF_TOKEN", "a-token-of-another-form")
     trainer = quiet_trainer(tmp_path, hub_token="hubtoken-without-prefix", run_name=other)
@@ -213,7 +213,7 @@ def test_names_bring_neither_html_nor_links_nor_tokens(tmp_path: Path, monkeypat
     )
     assert [text for text in hidden if text in content.partition("---\n\n")[2]] == []
     assert [secret for secret in hidden[:4] if secret in content] == []
-    assert is_as_written(content)
+    assert is_unedited(content)
 
 
 # ---- A card that somebody has edited ---------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_card_that_was_not_edited_is_written_again(tmp_path: Path) -> None:
         *("# Mine\n", "---\nlicense: mit\n---\n", "---\ntags: [\n---\n", "---\n- a\n---\n"),
     ],
 )
-def test_a_card_that_somebody_has_written_or_edited_is_kept_byte_for_byte_with_a_warning(
+def test_an_edited_card_is_preserved_byte_for_byte_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, edit: tuple[str, str] | str
 ) -> None:
     path = tmp_path / "my-model" / CARD_NAME
@@ -264,7 +264,7 @@ def test_an_adapters_card_has_what_peft_adds_and_is_written_again_though_peft_re
         content = path.read_text(encoding="utf-8")
         entries = entries_of(content)
         assert entries["library_name"] == "peft" and {tag, "lora", "littrainer"} <= set(entries["tags"])
-        assert content.count("- PEFT ") == 1 and "### Training hyperparameters" in content and is_as_written(content)
+        assert content.count("- PEFT ") == 1 and "### Training hyperparameters" in content and is_unedited(content)
     path.write_text(content.replace("More information needed", "It is small.", 1), encoding="utf-8")
     trainer.save_model()
     trainer.create_model_card()
@@ -276,15 +276,15 @@ def edit_on_the_hub(hub: Hub, content: bytes) -> None:
     commits[-1].files[CARD_NAME] = content
 
 
-def test_a_generated_card_is_not_pushed_over_one_that_was_edited_on_the_hub(
+def test_a_generated_card_does_not_replace_a_card_that_was_edited_on_the_hub(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = pushing_trainer(tmp_path)
-    assert card_on_the_hub("someone/else", token=trainer.args.hub_token) == ""
-    assert card_on_the_hub(str(trainer.hub_model_id), "no-branch", trainer.args.hub_token) == ""
+    assert download_card("someone/else", token=trainer.args.hub_token) == ""
+    assert download_card(str(trainer.hub_model_id), "no-branch", trainer.args.hub_token) == ""
     trainer.push_to_hub()
     pushed = hub.repository().files()[CARD_NAME]
-    assert is_as_written(pushed.decode())
+    assert is_unedited(pushed.decode())
     trainer.push_to_hub(tags="again")
     assert b"- again" in hub.repository().files()[CARD_NAME]
     edited = pushed + b"\nIt is small.\n"
@@ -300,13 +300,13 @@ def test_a_generated_card_is_not_pushed_over_one_that_was_edited_on_the_hub(
     assert hub.repository().files()[CARD_NAME] == b"# Mine\n"
 
 
-def test_a_hub_that_does_not_answer_gets_no_generated_card(
+def test_no_generated_card_is_pushed_to_an_unreachable_hub(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = pushing_trainer(tmp_path, hub_strategy="end")
     hub.faults.append(Fault(r"(HEAD|GET) .*README.md", 403))
     with pytest.raises(LocalEntryNotFoundError):
-        card_on_the_hub(str(trainer.hub_model_id), token=trainer.args.hub_token)
+        download_card(str(trainer.hub_model_id), token=trainer.args.hub_token)
     with caplog.at_level(logging.WARNING, logger="littrainer"):
         trainer.push_to_hub()
     assert CARD_NAME not in hub.repository().files() and "model.safetensors" in hub.repository().files()

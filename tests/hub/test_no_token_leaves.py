@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from littrainer import Trainer
-from littrainer.hub.repository import PushError, shows_token, without_tokens
+from littrainer.hub.repository import PushError, contains_token, redact_tokens
 from tests.hub.runs import files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, USER, Fault, Hub
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -113,7 +113,7 @@ class WritesItsArguments(Trainer):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_file_with_a_token_in_it_is_not_pushed_which_is_told(
+def test_a_file_with_a_token_is_not_pushed_with_a_warning(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, blocking: bool
 ) -> None:
     other, run = "hf_" + "other" * 6, tmp_path / "run"
@@ -138,7 +138,7 @@ def test_a_file_with_a_token_in_it_is_not_pushed_which_is_told(
     assert not has_token(caplog.text)
 
 
-def test_a_trainer_that_is_sent_to_another_process_takes_no_pushes_along(hub: Hub, tmp_path: Path) -> None:
+def test_a_pickled_trainer_has_no_pushes(hub: Hub, tmp_path: Path) -> None:
     trainer = pushing_trainer(tmp_path, max_steps=2)
     trainer.train()
     again = pickle.loads(pickle.dumps(trainer.push_in_progress))
@@ -146,5 +146,5 @@ def test_a_trainer_that_is_sent_to_another_process_takes_no_pushes_along(hub: Hu
 
 
 def test_what_looks_like_a_token_is_in_no_text_of_an_error_whosever_it_is() -> None:
-    assert without_tokens(f"[{GOOD_TOKEN}] and hf_short") == "[<HUB_TOKEN>] and hf_short"
-    assert shows_token(GOOD_TOKEN) and not shows_token("hf_short")
+    assert redact_tokens(f"[{GOOD_TOKEN}] and hf_short") == "[<HUB_TOKEN>] and hf_short"
+    assert contains_token(GOOD_TOKEN) and not contains_token("hf_short")

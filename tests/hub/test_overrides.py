@@ -55,7 +55,7 @@ def test_each_method_is_called_where_transformers_calls_it(hub: Hub, tmp_path: P
     ]
 
 
-def test_an_own_push_may_keep_its_futures_in_an_object_like_that_of_transformers(hub: Hub, tmp_path: Path) -> None:
+def test_an_override_may_store_its_futures_in_an_object_like_that_of_transformers(hub: Hub, tmp_path: Path) -> None:
     from transformers.utils import PushInProgress
 
     with ThreadPoolExecutor(1) as pool:
@@ -71,7 +71,7 @@ def test_an_own_push_may_keep_its_futures_in_an_object_like_that_of_transformers
     assert hub.repository().messages() == []
 
 
-def test_an_argument_that_is_set_after_the_trainer_was_made_makes_the_repository_with_the_first_push(
+def test_an_argument_set_after_construction_creates_the_repository_with_the_first_push(
     hub: Hub, tmp_path: Path
 ) -> None:
     trainer = pushing_trainer(tmp_path, push_to_hub=False, hub_token=None)
@@ -80,7 +80,7 @@ def test_an_argument_that_is_set_after_the_trainer_was_made_makes_the_repository
     assert hub.repository().messages() == SAVES
 
 
-def test_a_library_may_write_a_card_of_its_own_at_each_save_which_is_pushed_with_it(hub: Hub, tmp_path: Path) -> None:
+def test_a_card_that_an_override_writes_at_each_save_is_pushed(hub: Hub, tmp_path: Path) -> None:
     class WithOwnCard(Trainer):
         """As TRL's trainers do it."""
 

@@ -14,14 +14,14 @@ import pytest
 
 from littrainer.checkpoint import store
 from littrainer.hub.push_to_hub import (
-    COPIED_BYTES,
-    NEVER_PUSHED,
-    ONLY_TO_RESUME,
+    EXCLUDED_FILES,
+    MAX_COPIED_BYTES,
+    RESUME_ONLY_FILES,
     SNAPSHOT_DIR,
     PushInProgress,
     Upload,
     copy_files,
-    new_snapshot,
+    create_snapshot,
     remove_abandoned_snapshots,
 )
 from tests.hub.runs import files_below
@@ -49,7 +49,7 @@ def sending(monkeypatch: pytest.MonkeyPatch) -> type[Sending]:
 
 def push_of(run: Path, step: int) -> list[Upload]:
     """Of a model and its checkpoint."""
-    with new_snapshot(run, f"checkpoint-{step}") as folder:
+    with create_snapshot(run, f"checkpoint-{step}") as folder:
         return [
             Sending("someone/run", folder / "model", f"model {step}"),
             Sending("someone/run", folder / "all", f"checkpoint {step}"),
@@ -115,10 +115,10 @@ def test_pushes_that_are_cancelled_leave_nothing_on_the_disk(sending: type[Sendi
     assert sending.sent == []
 
 
-def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_run_are_not(
+def test_snapshots_of_a_killed_run_are_removed_and_snapshots_of_a_running_push_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with new_snapshot(tmp_path, "checkpoint-2") as own:
+    with create_snapshot(tmp_path, "checkpoint-2") as own:
         pass
     (tmp_path / SNAPSHOT_DIR / "checkpoint-1-0a1b").mkdir()
     remove_abandoned_snapshots(tmp_path)
@@ -136,7 +136,7 @@ def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_r
 # ---- The thread ----
 
 
-def test_an_interruption_ends_the_wait_and_what_is_not_done_is_told_of(
+def test_an_interruption_ends_the_wait_and_reports_unfinished_pushes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
@@ -195,37 +195,37 @@ def filled(folder: Path, names: tuple[str, ...]) -> Path:
 def test_the_model_is_what_loads_it_and_the_checkpoint_is_everything(tmp_path: Path, kind: str) -> None:
     loads, resumes = CHECKPOINTS[kind]
     checkpoint = filled(tmp_path / "checkpoint-4", (*loads, *resumes))
-    copy_files(checkpoint, tmp_path / "model", ONLY_TO_RESUME)
+    copy_files(checkpoint, tmp_path / "model", RESUME_ONLY_FILES)
     copy_files(checkpoint, tmp_path / "whole")
     everything = files_below(checkpoint)
     assert files_below(tmp_path / "model") == {name: everything[name] for name in loads}
     assert files_below(tmp_path / "whole") == everything
 
 
-def test_a_large_file_of_a_checkpoint_takes_no_room_and_outlives_its_checkpoint(tmp_path: Path) -> None:
+def test_a_large_file_of_a_checkpoint_is_linked_and_outlives_its_checkpoint(tmp_path: Path) -> None:
     checkpoint = filled(tmp_path / "checkpoint-4", ("config.json",))
     with (checkpoint / "model.safetensors").open("wb") as file:
-        file.truncate(COPIED_BYTES + 1)
-    copy_files(checkpoint, tmp_path / "model", ONLY_TO_RESUME)
+        file.truncate(MAX_COPIED_BYTES + 1)
+    copy_files(checkpoint, tmp_path / "model", RESUME_ONLY_FILES)
     assert (tmp_path / "model" / "model.safetensors").samefile(checkpoint / "model.safetensors")
     (checkpoint / "model.safetensors").unlink()
-    assert (tmp_path / "model" / "model.safetensors").stat().st_size == COPIED_BYTES + 1
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size == MAX_COPIED_BYTES + 1
 
 
 def test_checkpoints_of_a_lightning_trainer_are_no_part_of_the_model(tmp_path: Path) -> None:
     checkpoint = ("model.safetensors", "lightning_state.pt", "tokenizer/vocab.json")
     run = filled(tmp_path / "run", ("notes.txt", *(f"epoch=0-step=2.ckpt/{name}" for name in checkpoint)))
     filled(run / ".littrainer_from-lightning-step-2", ("optimizer.pt", "model.safetensors"))
-    copy_files(run, tmp_path / "taken", NEVER_PUSHED)
+    copy_files(run, tmp_path / "taken", EXCLUDED_FILES)
     assert list(files_below(tmp_path / "taken")) == ["notes.txt"]
 
 
-def test_a_large_file_beside_checkpoints_is_copied_since_it_may_be_written_into(tmp_path: Path) -> None:
+def test_a_large_file_outside_of_checkpoints_is_copied_since_it_may_be_modified(tmp_path: Path) -> None:
     with (filled(tmp_path / "run", ("notes.txt",)) / "log.txt").open("wb") as file:
-        file.truncate(COPIED_BYTES + 1)
+        file.truncate(MAX_COPIED_BYTES + 1)
     copy_files(tmp_path / "run", tmp_path / "linked", link=os.symlink)
     assert (tmp_path / "linked" / "log.txt").samefile(tmp_path / "run" / "log.txt")
     copy_files(tmp_path / "run", tmp_path / "taken", link=None)
     with (tmp_path / "run" / "log.txt").open("ab") as file:
         file.write(b"more")
-    assert (tmp_path / "taken" / "log.txt").stat().st_size == COPIED_BYTES + 1
+    assert (tmp_path / "taken" / "log.txt").stat().st_size == MAX_COPIED_BYTES + 1

@@ -20,14 +20,14 @@ from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
 SAVES = [f"Training in progress, step {step}" for step in (2, 4, 6)]
-WITH_CHECKPOINTS = [message for save in SAVES for message in (save, f"{save}, checkpoint")]
+CHECKPOINT_STRATEGIES = [message for save in SAVES for message in (save, f"{save}, checkpoint")]
 
 
 def below(prefix: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
 
 
-def test_files_of_an_earlier_checkpoint_do_not_stay_in_the_last_one(hub: Hub, tmp_path: Path) -> None:
+def test_files_of_an_earlier_checkpoint_are_removed_from_last_checkpoint(hub: Hub, tmp_path: Path) -> None:
     class WithExtraFile(Trainer):
         def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
             super()._save(output_dir, state_dict)
@@ -40,7 +40,7 @@ def test_files_of_an_earlier_checkpoint_do_not_stay_in_the_last_one(hub: Hub, tm
     assert "last-checkpoint/only_at_step_2.txt" not in last.files
 
 
-def test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way(hub: Hub, tmp_path: Path) -> None:
+def test_training_does_not_wait_for_a_push_and_skips_saves_while_it_runs(hub: Hub, tmp_path: Path) -> None:
     answer = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
     trainer = pushing_trainer(tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(answer.set)]})
@@ -48,7 +48,7 @@ def test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_w
     assert hub.repository().messages() == SAVES[:1]
 
 
-def test_with_always_push_each_save_follows_though_the_one_before_it_was_slow(hub: Hub, tmp_path: Path) -> None:
+def test_with_always_push_each_save_is_pushed_after_a_slow_push(hub: Hub, tmp_path: Path) -> None:
     answer = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
     trainer = pushing_trainer(tmp_path, save_total_limit=1, given={"callbacks": [AtEnd(answer.set)]})
@@ -61,7 +61,7 @@ def test_with_always_push_each_save_follows_though_the_one_before_it_was_slow(hu
 
 def test_a_checkpoint_written_in_the_background_is_pushed_when_it_is_complete(hub: Hub, tmp_path: Path) -> None:
     pushing_trainer(tmp_path, hub_strategy="checkpoint", async_save=True, save_total_limit=1).train()
-    assert hub.repository().messages() == WITH_CHECKPOINTS
+    assert hub.repository().messages() == CHECKPOINT_STRATEGIES
     assert below("last-checkpoint/", hub.repository().files()) == files_below(tmp_path / "run" / "checkpoint-6")
 
 
@@ -70,7 +70,7 @@ def test_a_save_of_an_epoch_is_named_after_the_epoch(hub: Hub, tmp_path: Path) -
     assert hub.repository().messages() == ["Training in progress, epoch 1", "Training in progress, epoch 2"]
 
 
-def test_what_else_lies_in_the_output_folder_goes_along_but_nothing_half_written_or_of_other_trainings(
+def test_other_files_in_output_dir_are_pushed_except_incomplete_files_and_other_trainings(
     hub: Hub, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -93,7 +93,7 @@ def test_what_else_lies_in_the_output_folder_goes_along_but_nothing_half_written
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything_is_done(
+def test_an_unknown_card_keyword_is_refused_in_each_process_before_any_work(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     begun: list[bool] = []
@@ -109,7 +109,7 @@ def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything
     assert begun == [] and files_below(tmp_path / "run") == {}
 
 
-def test_pushing_by_hand_gives_the_commit_or_a_future_of_it_and_sends_what_lay_there_then(
+def test_push_to_hub_returns_the_commit_or_a_future_and_sends_the_files_of_that_moment(
     hub: Hub, tmp_path: Path
 ) -> None:
     run, answer = tmp_path / "run", threading.Event()
@@ -153,7 +153,7 @@ def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> No
 
     trainer.hyperparameter_search(space, n_trials=2, backend="optuna")
     # Their checkpoints have the same names, so that those of the last trial stay.
-    assert hub.repository().messages() == WITH_CHECKPOINTS[:2] * 2
+    assert hub.repository().messages() == CHECKPOINT_STRATEGIES[:2] * 2
     files = hub.repository().files()
     assert below("checkpoint-2/", files) == files_below(tmp_path / "run" / "run-1" / "checkpoint-2")
     assert {name.partition("/")[0] for name in files if "/" in name} == {"checkpoint-2"}

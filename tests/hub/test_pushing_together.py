@@ -10,7 +10,7 @@ import pytest
 from tests.distributed.together import run_together
 from tests.hub.runs import files_below
 from tests.hub.server import Hub
-from tests.hub.test_pushing import WITH_CHECKPOINTS, below
+from tests.hub.test_pushing import CHECKPOINT_STRATEGIES, below
 
 
 def test_the_first_process_alone_pushes_what_both_have_written(
@@ -24,7 +24,7 @@ def test_the_first_process_alone_pushes_what_both_have_written(
     assert (first["id"], second["id"]) == ("someone/run", None)
     # What `save_model` has pushed already is no commit of its own.
     assert first["commits"] == ["Model save", "by hand"] and second["commits"] == [None, None]
-    assert hub.repository().messages()[: len(WITH_CHECKPOINTS)] == WITH_CHECKPOINTS
+    assert hub.repository().messages()[: len(CHECKPOINT_STRATEGIES)] == CHECKPOINT_STRATEGIES
     assert len(hub.requested("POST /api/repos/create")) == 1
     pushed = below("last-checkpoint/", hub.repository().files())
     assert pushed == files_below(tmp_path / "run" / "checkpoint-6")

@@ -20,14 +20,14 @@ def test_hub_model_id_names_the_repository_with_or_without_its_owner(hub: Hub, t
 
 
 @pytest.mark.parametrize(("private", "asked"), [(None, None), (True, "private"), (False, "public")])
-def test_privacy_is_asked_for_only_where_it_is_set(
+def test_privacy_is_requested_only_if_it_is_set(
     hub: Hub, tmp_path: Path, private: bool | None, asked: str | None
 ) -> None:
     pushing_trainer(tmp_path, hub_private_repo=private)
     assert hub.repository().asked_visibility == asked
 
 
-def test_pushes_go_to_the_branch_of_hub_revision_which_is_made(hub: Hub, tmp_path: Path) -> None:
+def test_pushes_create_and_update_the_branch_of_hub_revision(hub: Hub, tmp_path: Path) -> None:
     trainer = pushing_trainer(tmp_path, hub_revision="try/one")
     trainer.train()
     trainer.push_to_hub()
@@ -37,9 +37,7 @@ def test_pushes_go_to_the_branch_of_hub_revision_which_is_made(hub: Hub, tmp_pat
     assert "release" in hub.repository().branches
 
 
-def test_the_token_that_is_logged_in_is_taken_where_none_is_given(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_logged_in_token_is_the_default(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     pushing_trainer(tmp_path, hub_token=None).train()
     assert hub.repository().messages() == SAVES
@@ -56,7 +54,7 @@ def test_without_a_valid_token_making_the_trainer_is_an_error_that_says_how_to_s
     assert any("hf auth login" in note for note in getattr(caught.value, "__notes__", []))
 
 
-def test_without_push_to_hub_nothing_is_asked_of_any_hub(hub: Hub, tmp_path: Path) -> None:
+def test_without_push_to_hub_no_request_is_sent(hub: Hub, tmp_path: Path) -> None:
     trainer = pushing_trainer(tmp_path, push_to_hub=False)
     trainer.train()
     trainer.save_model()

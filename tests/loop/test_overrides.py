@@ -126,7 +126,7 @@ def test_a_training_step_is_called_however_it_was_made(
 
 @pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, type("Plain", (Seq2SeqTrainer,), {"log": Trainer.log})])
 def test_what_the_package_has_is_no_override(tmp_path: Path, kind: type[Trainer]) -> None:
-    assert quiet_trainer(tmp_path, kind=kind)._own_methods(*METHODS) == []
+    assert quiet_trainer(tmp_path, kind=kind)._find_overrides(*METHODS) == []
 
 
 def test_a_method_put_back_on_the_class_is_ours_again(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def test_the_first_one_installed_is_taken_and_without_any_the_error_says_what_to_install(installed: set[str]) -> None:
+def test_the_first_installed_backend_is_the_default_and_without_any_the_error_lists_commands(
+    installed: set[str],
+) -> None:
     told = r"none is installed: `pip install optuna` for optuna; `pip install 'ray\[tune\]'` for ray; .*wandb"
     with pytest.raises(RuntimeError, match=told):
         find_backend(None)
@@ -41,7 +43,7 @@ def test_the_first_one_installed_is_taken_and_without_any_the_error_says_what_to
         assert default_hp_search_backend() == name
 
 
-def test_a_backend_is_known_by_its_name_or_member_and_an_unknown_name_suggests_the_nearest() -> None:
+def test_a_backend_is_found_by_name_or_member_and_an_unknown_name_suggests_the_nearest() -> None:
     assert [type(find_backend(name)[1]) for name in ("optuna", HPSearchBackend.OPTUNA)] == [OptunaBackend] * 2
     with pytest.raises(ValueError, match=r"backend='optune' is not known \(did you mean 'optuna'\?\)"):
         find_backend("optune")
@@ -68,7 +70,7 @@ class Twice(HyperParamSearchBackendBase):
     rates: list[Any] = []  # noqa: RUF012
 
 
-def test_a_script_may_enter_a_backend_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_script_may_register_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, "twice", Twice)
     monkeypatch.setattr(Twice, "rates", [])
     trainer = searched_trainer(tmp_path, eval_strategy="steps", eval_steps=2)

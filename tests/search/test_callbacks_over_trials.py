@@ -49,7 +49,7 @@ def test_a_callback_may_prune_a_trial(tmp_path: Path, kind: type, capsys: pytest
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_model_checkpoint_of_lightning_keeps_the_best_of_each_trial(tmp_path: Path) -> None:
+def test_a_lightning_model_checkpoint_saves_the_best_of_each_trial(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval_loss", save_top_k=1, filename="best")
     trainer = searched_trainer(tmp_path, given={"callbacks": [saving]}, **EVALUATED)
     kept: list[str] = []

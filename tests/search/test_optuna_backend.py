@@ -13,7 +13,7 @@ import torch
 from littrainer import Trainer, TrainerCallback
 from littrainer.search.optuna_backend import describe_distribution
 from littrainer.search.parameters import SearchMistake
-from littrainer.search.record import read_record
+from littrainer.search.record import load_search_record
 from tests.search.trainers import rate_space, searched_trainer
 
 
@@ -57,14 +57,14 @@ def searched(trainer: Any, *rates: float, **keywords: Any) -> Any:
 # ---- Keywords --------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_keyword_suggests_the_nearest_known_one(tmp_path: Path) -> None:
+def test_an_unknown_keyword_suggests_the_nearest_keyword(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"was given sampeler, which neither .*did you mean 'sampler'"):
         searched(searched_trainer(tmp_path), sampeler=None)
     with pytest.raises(TypeError, match=r"was given directions, .*did you mean 'direction'"):
         searched(searched_trainer(tmp_path), directions=["minimize"])
 
 
-def test_callbacks_hear_of_each_trial_and_can_end_the_search(tmp_path: Path) -> None:
+def test_callbacks_are_called_after_each_trial_and_can_end_the_search(tmp_path: Path) -> None:
     heard: list[tuple[int, float]] = []
 
     def stop_after_two(study: Any, trial: Any) -> None:
@@ -83,9 +83,7 @@ def test_callbacks_hear_of_each_trial_and_can_end_the_search(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
-def test_a_search_that_is_interrupted_or_killed_goes_on_with_the_next_call(
-    tmp_path: Path, ending: type[BaseException]
-) -> None:
+def test_the_next_call_resumes_an_interrupted_or_killed_search(tmp_path: Path, ending: type[BaseException]) -> None:
     """SystemExit leaves a trial as a kill does, since Optuna does not catch it."""
     pressed: list[int] = []
 
@@ -101,9 +99,9 @@ def test_a_search_that_is_interrupted_or_killed_goes_on_with_the_next_call(
     with pytest.raises(ending):
         searched(trainer, 0.01, 0.02, **kept)
     if ending is KeyboardInterrupt:
-        assert [trial.error for trial in read_record(tmp_path).trials] == [None, "it was interrupted"]
+        assert [trial.error for trial in load_search_record(tmp_path).trials] == [None, "it was interrupted"]
     searched(trainer, 0.03, **kept)
-    trials = read_record(tmp_path).trials
+    trials = load_search_record(tmp_path).trials
     assert [trial.state for trial in trials] == ["complete", "failed", "complete", "complete"]
     assert [trial.parameters["learning_rate"] for trial in trials] == [0.01, 0.02, 0.02, 0.03]
     assert trials[1].error == "it was interrupted"
@@ -112,7 +110,7 @@ def test_a_search_that_is_interrupted_or_killed_goes_on_with_the_next_call(
     assert len(optuna.load_study(study_name="s", storage=storage).trials) == 7
 
 
-def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
+def test_a_study_created_for_another_direction_is_refused(tmp_path: Path) -> None:
     storage = optuna.storages.InMemoryStorage()
     optuna.create_study(study_name="rates", storage=storage, direction="maximize")
     with pytest.raises(ValueError, match=r"made for 'maximize': pass direction='maximize', or another study_name"):
@@ -122,11 +120,11 @@ def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
 # ---- Failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(tmp_path: Path) -> None:
+def test_a_failed_trial_is_recorded_and_the_search_continues(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path, kind=failing_with(torch.OutOfMemoryError("no memory is left")))
     best = searched(trainer, 0.09, 0.01, 0.08, 0.02)
     assert best.run_id in ("1", "3")
-    trials = read_record(tmp_path).trials
+    trials = load_search_record(tmp_path).trials
     assert [trial.state for trial in trials] == ["failed", "complete", "failed", "complete"]
     assert trials[0].error == "OutOfMemoryError: no memory is left"
     assert trials[0].objective is None and trials[0].parameters == {"learning_rate": 0.09}
@@ -136,7 +134,7 @@ def test_an_objective_that_is_nan_or_too_many_of_them(tmp_path: Path) -> None:
     objectives = iter([math.nan, 2.0])
     best = searched(searched_trainer(tmp_path), 0.01, 0.02, compute_objective=lambda _: next(objectives), catch=())
     assert (best.run_id, best.objective) == ("1", 2.0)
-    failed = read_record(tmp_path).trials[0]
+    failed = load_search_record(tmp_path).trials[0]
     assert (failed.state, failed.error) == ("failed", "the objective is nan")
     with pytest.raises(SearchMistake, match=r"compute_objective returned 2 numbers .* give as many directions"):
         searched(searched_trainer(tmp_path), 0.01, compute_objective=lambda _: (1.0, 2.0))
@@ -151,7 +149,7 @@ def test_what_is_not_caught_ends_the_search_with_the_error_as_it_is(
     with pytest.raises(type(error)) as raised:
         searched(searched_trainer(tmp_path, kind=failing_with(error)), 0.01, 0.09, 0.02, **keywords)
     assert raised.value is error
-    assert [trial.state for trial in read_record(tmp_path).trials] == ["complete", "failed"]
+    assert [trial.state for trial in load_search_record(tmp_path).trials] == ["complete", "failed"]
 
 
 class Failing(TrainerCallback):
@@ -159,11 +157,11 @@ class Failing(TrainerCallback):
         raise ValueError("no such thing")
 
 
-def test_an_error_of_a_callback_ends_the_search_unless_its_class_is_given_to_catch(tmp_path: Path) -> None:
+def test_a_callback_error_ends_the_search_unless_catch_contains_its_class(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path, given={"callbacks": [Failing()]})
     with pytest.raises(ValueError, match="no such thing"):
         searched(trainer, 0.01, 0.02)
-    assert len(read_record(tmp_path).trials) == 1
+    assert len(load_search_record(tmp_path).trials) == 1
     message = r"None of 2 trials .* 2 failed and 0 pruned\. The first failure, in trial 0 with .*: ValueError: no such"
     with pytest.raises(RuntimeError, match=message):
         searched(trainer, 0.01, 0.02, catch=ValueError)
@@ -172,11 +170,11 @@ def test_an_error_of_a_callback_ends_the_search_unless_its_class_is_given_to_cat
 # ---- Results ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_holds_what_each_trial_drew_from_and_left(tmp_path: Path) -> None:
+def test_the_record_contains_distributions_and_run_folder_of_each_trial(tmp_path: Path) -> None:
     evaluated = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = searched_trainer(tmp_path, **evaluated)
     searched(trainer, 0.01, study_name="rates", hp_name=lambda trial: f"rate of {trial.params['learning_rate']}")
-    record = read_record(tmp_path)
+    record = load_search_record(tmp_path)
     (trial,) = record.trials
     assert (record.backend, record.name, record.directions) == ("optuna", "rates", ["minimize"])
     assert trial.distributions == {

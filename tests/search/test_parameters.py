@@ -13,7 +13,7 @@ import torch
 from littrainer import TrainingArguments
 from littrainer.arguments.choices import OptimizerNames, SchedulerType
 from littrainer.search import parameters
-from littrainer.search.parameters import SearchMistake, converted, set_parameters
+from littrainer.search.parameters import SearchMistake, convert_parameter, set_parameters
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import searched_trainer
 
@@ -61,7 +61,7 @@ def test_a_value_becomes_what_it_was_before(args: Any, name: str, given: Any, ex
     assert found == expected and type(found) is type(expected)
     # A fraction stays one if the script wrote a whole number.
     args.weight_decay = 0
-    assert converted(args, "weight_decay", 0.1) == 0.1
+    assert convert_parameter(args, "weight_decay", 0.1) == 0.1
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_names_that_are_no_arguments_are_passed_over_with_a_warning(
     assert caplog.text.count("A trial sets learning_rat, which OwnArguments does not have, did you mean") == 1
 
 
-def test_fields_and_attributes_of_a_scripts_own_arguments_are_set_without_running_its_constructor(args: Any) -> None:
+def test_fields_and_attributes_of_a_scripts_arguments_are_set_without_running_its_constructor(args: Any) -> None:
     set_parameters(args, {"layers": 4, "scale": 0.5})
     assert (args.layers, args.scale, args.times_made) == (4, 0.5, 1)
 

@@ -19,13 +19,13 @@ pytest.importorskip("ray")
 
 from littrainer.search.backends import run_hp_search_ray
 from littrainer.search.parameters import SearchMistake
-from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, read_record
+from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, load_search_record
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 from tests.search.ray_searches import BETTER_RATE, FAILING_RATE, NEW_DECAY, NEW_RATE, WORSE_RATE, trainer_for
 from tests.search.trainers import searched_trainer
 
-LONGEST_RUN_SECONDS = 900
+MAX_RUN_S = 900
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def carry_out(folder: Path) -> None:
             [*command, temporary], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            process.wait(LONGEST_RUN_SECONDS)
+            process.wait(MAX_RUN_S)
         except subprocess.TimeoutExpired:
             # Ray's processes end with the one that started them.
             os.killpg(process.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def outcome(searched: Path, name: str) -> Any:
 
 
 def record(searched: Path, name: str) -> StoredSearch:
-    return read_record(searched / name)
+    return load_search_record(searched / name)
 
 
 def events(searched: Path, name: str, rate: float) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def test_the_best_trial_is_as_good_as_the_same_training_outside_of_a_search(sear
     assert found["arguments_kept"] and found["backend_after"] is None and found["trials_in_analysis"] == 3
 
 
-def test_asha_stops_a_trial_at_its_first_evaluation_one_fails_and_the_others_go_on(searched: Path) -> None:
+def test_asha_stops_a_trial_at_its_first_evaluation_and_a_failure_does_not_end_the_search(searched: Path) -> None:
     outcome(searched, "stopped_and_failing")
     complete, stopped, failed = record(searched, "stopped").trials
     assert [trial.state for trial in (complete, stopped, failed)] == [COMPLETE, PRUNED, FAILED]
@@ -104,7 +104,7 @@ def test_asha_stops_a_trial_at_its_first_evaluation_one_fails_and_the_others_go_
         assert sorted(path.name for path in folder.iterdir()) == [f"checkpoint-{step}" for step in steps]
 
 
-def test_a_paused_trial_goes_on_exactly(searched: Path, tmp_path: Path) -> None:
+def test_a_paused_trial_resumes_exactly(searched: Path, tmp_path: Path) -> None:
     paused, other = outcome(searched, "population")["objectives"]
     kept = events(searched, "population", BETTER_RATE)
     assert [event["step"] for event in kept if event["event"] == "begins"] == [0, 4]
@@ -125,7 +125,9 @@ def test_a_trial_in_anothers_place_trains_with_the_new_hyperparameters(searched:
     assert [step for step, _ in worse.intermediate] == [2, 4, 6]
 
 
-def test_one_is_evaluated_at_its_end_and_an_error_of_the_script_ends_the_search(searched: Path) -> None:
+def test_a_trial_without_evaluations_is_evaluated_at_its_end_and_an_error_of_the_script_ends_the_search(
+    searched: Path,
+) -> None:
     ended = outcome(searched, "ended_by_a_mistake")
     assert "no_such_switch" in ended["error"] and ended["backend_after"] is None
     found = record(searched, "mistaken")

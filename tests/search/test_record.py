@@ -18,9 +18,9 @@ from littrainer.search.record import (
     StoredSearch,
     TrialRecord,
     UnreadableRecord,
-    best_of,
+    find_best_trials,
+    load_search_record,
     plain,
-    read_record,
 )
 
 
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
         TrialRecord("3", "running"),
     ]
     SearchRecord(arguments(tmp_path / "new"), "optuna", ["maximize"], "a study", ["accuracy"]).update(trials)
-    assert read_record(tmp_path / "new") == StoredSearch("optuna", ["maximize"], "a study", ["accuracy"], trials)
+    assert load_search_record(tmp_path / "new") == StoredSearch("optuna", ["maximize"], "a study", ["accuracy"], trials)
 
 
 def test_a_record_stays_where_the_search_began_and_the_first_process_writes_it(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_record_stays_where_the_search_began_and_the_first_process_writes_it(t
     args.output_dir = str(tmp_path / "elsewhere")
     record.update([TrialRecord("a", "complete", 1.0), TrialRecord("b", "complete", math.nan)])
     SearchRecord(arguments(tmp_path, process_index=1), "optuna", ["minimize"]).update([])
-    first, second = read_record(tmp_path / SEARCH_RECORD_NAME).trials
+    first, second = load_search_record(tmp_path / SEARCH_RECORD_NAME).trials
     assert (first.id, second.id) == ("a", "b") and math.isnan(second.objectives()[0])
     assert [path.name for path in tmp_path.iterdir()] == [SEARCH_RECORD_NAME]
 
@@ -95,10 +95,10 @@ def test_a_file_that_is_no_record_is_refused_with_the_reason(tmp_path: Path, con
     text = content if isinstance(content, str) else json.dumps(content)
     (tmp_path / SEARCH_RECORD_NAME).write_text(text)
     with pytest.raises(UnreadableRecord, match=reason):
-        read_record(tmp_path)
+        load_search_record(tmp_path)
 
 
-def test_the_best_trial_is_the_first_complete_one_with_the_best_objective() -> None:
+def test_the_best_trial_is_the_first_complete_trial_with_the_best_objective() -> None:
     trials = [
         TrialRecord("0", "pruned", 9.0),
         TrialRecord("1", "complete", 2.0),
@@ -106,15 +106,15 @@ def test_the_best_trial_is_the_first_complete_one_with_the_best_objective() -> N
         TrialRecord("3", "complete", 3.0),
         TrialRecord("4", "complete", 3.0),
     ]
-    assert [trial.id for trial in best_of(trials, ["maximize"])] == ["3"]
-    assert [trial.id for trial in best_of(trials, ["minimize"])] == ["1"]
-    assert best_of(trials[:1], ["maximize"]) == []
+    assert [trial.id for trial in find_best_trials(trials, ["maximize"])] == ["3"]
+    assert [trial.id for trial in find_best_trials(trials, ["minimize"])] == ["1"]
+    assert find_best_trials(trials[:1], ["maximize"]) == []
 
 
 def test_with_several_objectives_the_best_are_those_that_none_surpasses() -> None:
     objectives = [[1.0, 1.0], [2.0, 2.0], [2.0, 3.0], [0.5, 0.5], [2.0, 2.0], [0.5]]
     trials = [TrialRecord(str(number), "complete", values) for number, values in enumerate(objectives)]
-    assert {trial.id for trial in best_of(trials, ["maximize", "minimize"])} == {"0", "1", "3", "4"}
+    assert {trial.id for trial in find_best_trials(trials, ["maximize", "minimize"])} == {"0", "1", "3", "4"}
 
 
 def test_choices_that_json_cannot_hold_are_described_too() -> None:

@@ -141,7 +141,7 @@ def test_an_earlier_name_that_a_script_sets_by_hand_counts_as_in_the_trial(tmp_p
     assert trainer.args.warmup_steps == 3
 
 
-def test_a_model_init_that_takes_the_trial_gets_the_best_one_from_then_on(tmp_path: Path) -> None:
+def test_a_model_init_that_takes_the_trial_gets_the_best_trial_after_apply_best(tmp_path: Path) -> None:
     def new(trial: Any) -> VectorClassifier:
         return VectorClassifier(8 if trial is None else trial.suggest_int("hidden", 3, 7))
 
@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_set(tmp_path: Path) -> None
     assert trainer.args.seed == 42
 
 
-def test_a_search_at_an_address_leaves_its_trials_and_its_record_there(
+def test_a_search_with_a_remote_output_dir_uploads_its_trials_and_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -186,7 +186,7 @@ def test_a_search_at_an_address_leaves_its_trials_and_its_record_there(
         search(trainer)
 
 
-def test_a_change_within_an_argument_is_restored_and_other_containers_are_left_alone(
+def test_a_change_within_an_argument_is_restored_and_other_containers_do_not_change(
     tmp_path: Path,
 ) -> None:
     class Changes(TrainerCallback):

@@ -52,14 +52,14 @@ def test_the_trainer_that_arrives_trains_to_the_same_numbers_with_its_callbacks(
     assert (arrived.train().training_loss, arrived.evaluate()["eval_loss"]) == expected
 
 
-def test_a_lightning_callback_that_has_seen_a_training_is_sent_too(tmp_path: Path) -> None:
+def test_a_lightning_callback_used_by_a_training_is_sent_too(tmp_path: Path) -> None:
     trainer = trained(tmp_path, given={"callbacks": [TQDMProgressBar()]})
     arrived = unpack(pack(trainer))
     arrived.train()
     assert [type(each) for each in arrived.lightning_callbacks] == [TQDMProgressBar]
 
 
-def test_model_optimizer_and_what_lightning_holds_stay_behind(tmp_path: Path) -> None:
+def test_model_optimizer_and_lightning_objects_are_not_sent(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
     large = 100 * sum(row["x"].numel() for row in vector_rows(7, seed=1))
     trainer.model.ballast = torch.zeros(large)
@@ -72,7 +72,7 @@ def test_model_optimizer_and_what_lightning_holds_stay_behind(tmp_path: Path) ->
     assert arrived.accelerator is not trainer.accelerator and arrived.accelerator._args is arrived.args
 
 
-def test_a_tracker_begins_a_run_of_its_own(tmp_path: Path) -> None:
+def test_a_tracker_begins_a_separate_run(tmp_path: Path) -> None:
     trainer = trained(
         tmp_path, report_to="tensorboard", logging_strategy="steps", logging_steps=1, logging_dir=str(tmp_path / "here")
     )

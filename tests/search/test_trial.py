@@ -19,7 +19,7 @@ from littrainer import TrainerCallback
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.searching import searching
-from littrainer.search.trial import default_compute_objective, objective_of, run_trial
+from littrainer.search.trial import default_compute_objective, evaluate_objective, run_trial
 from tests.scenarios.models import CountingClassifier, VectorClassifier
 from tests.search.trainers import new_model, rate_space, searched_trainer
 
@@ -56,7 +56,7 @@ def studied(pruned_at: float = float("inf"), number: int = 0) -> Studied:
     return Studied(number=number, params={"learning_rate": 0.01}, reported=[], pruned_at=pruned_at)
 
 
-def test_what_a_trainer_makes_of_its_arguments_follows_the_trial(tmp_path: Path) -> None:
+def test_values_derived_from_arguments_follow_the_trial(tmp_path: Path) -> None:
     smoothing = {"label_smoothing_factor": 0.5}
     trainer = searched_trainer(tmp_path / "searched")
     with in_search(trainer, space=lambda trial: smoothing):
@@ -67,7 +67,7 @@ def test_what_a_trainer_makes_of_its_arguments_follows_the_trial(tmp_path: Path)
     assert alone.evaluate()["eval_loss"] == objective != untouched.evaluate()["eval_loss"]
 
 
-def test_models_of_another_class_are_fed_by_their_own_rules(tmp_path: Path) -> None:
+def test_columns_and_labels_follow_the_class_of_each_trials_model(tmp_path: Path) -> None:
     def new(trial: Any) -> torch.nn.Module:
         return CountingClassifier() if trial is not None else VectorClassifier()
 
@@ -87,7 +87,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
         run_trial(trainer, fixed())
 
 
-def test_twenty_trials_end_with_the_memory_of_one(tmp_path: Path) -> None:
+def test_twenty_trials_end_with_the_memory_of_a_single_trial(tmp_path: Path) -> None:
     models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
     optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -128,7 +128,7 @@ def test_twenty_trials_end_with_the_memory_of_one(tmp_path: Path) -> None:
     assert len({tensors for _, _, tensors in left}) == 1
 
 
-def test_a_pruned_trial_stops_at_once_and_trackers_hear_of_its_end(tmp_path: Path) -> None:
+def test_a_pruned_trial_stops_at_once_and_trackers_are_notified(tmp_path: Path) -> None:
     events: list[str] = []
 
     class Notes(TrainerCallback):
@@ -149,9 +149,7 @@ def test_a_pruned_trial_stops_at_once_and_trackers_hear_of_its_end(tmp_path: Pat
 
 
 @pytest.mark.parametrize("ends_with", [None, KeyError("of the script")])
-def test_after_a_search_the_arguments_are_what_they_were_and_the_model_is_gone(
-    tmp_path: Path, ends_with: Exception | None
-) -> None:
+def test_a_search_restores_the_arguments_and_frees_the_model(tmp_path: Path, ends_with: Exception | None) -> None:
     class Fails(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if ends_with is not None:
@@ -170,7 +168,7 @@ def test_after_a_search_the_arguments_are_what_they_were_and_the_model_is_gone(
 
 def test_objectives_become_pythons_numbers_or_are_refused() -> None:
     for returned, expected in ((torch.tensor(0.5), 0.5), ((1, torch.tensor(2)), [1.0, 2.0]), (np.ones(2), [1.0, 1.0])):
-        assert objective_of(lambda metrics, returned=returned: returned, {}) == expected
+        assert evaluate_objective(lambda metrics, returned=returned: returned, {}) == expected
     for returned in (None, "0.5", [0.5, None]):
         with pytest.raises(SearchMistake, match="has to return a number"):
-            objective_of(lambda metrics, returned=returned: returned, {})
+            evaluate_objective(lambda metrics, returned=returned: returned, {})

@@ -18,7 +18,7 @@ import torch
 
 from littrainer.distributed.failures import is_running
 from littrainer.search.parameters import SearchMistake
-from littrainer.search.record import COMPLETE, FAILED, read_record
+from littrainer.search.record import COMPLETE, FAILED, load_search_record
 from littrainer.search.trial_processes import PROGRAM, TrialProcesses, count_jobs, make_environment, seed_by_trial
 from tests.compat.processes import environment
 from tests.scenarios.once_per_session import carried_out_once
@@ -77,13 +77,13 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         printed=json.loads(out.splitlines()[-1]),
         out=out,
         err=err,
-        trials=read_record(folder / "out").trials,
+        trials=load_search_record(folder / "out").trials,
         attributes=[trial.user_attrs for trial in study.trials],
         searcher=searcher,
     )
 
 
-def test_a_trial_in_its_process_is_the_scripts_own(searched: Any) -> None:
+def test_a_trial_in_another_process_uses_the_classes_of_the_script(searched: Any) -> None:
     first, attributes = searched.trials[0], searched.attributes[0]
     assert (first.state, first.objective) == (COMPLETE, searched.printed["alone"])
     assert attributes["process"] != searched.searcher and attributes["trainer"].startswith("littrainer.")
@@ -91,7 +91,7 @@ def test_a_trial_in_its_process_is_the_scripts_own(searched: Any) -> None:
     assert (searched.folder / "out" / "run-0" / "checkpoint-3" / "training_args.bin").exists()
 
 
-def test_failures_and_dead_processes_are_recorded_and_the_search_goes_on(searched: Any) -> None:
+def test_failures_and_dead_processes_are_recorded_and_the_search_continues(searched: Any) -> None:
     assert searched.trials[1].error == "ValueError: DoesNotFit: width of 7 does not fit"
     said = "RuntimeError: the process of the trial ended with SIGKILL; if memory ran out, let fewer trials"
     assert searched.trials[2].error.startswith(said)
@@ -113,7 +113,7 @@ class Mistaken(optuna.samplers.RandomSampler):
         raise KeyError("no such thing")
 
 
-def test_a_search_in_memory_runs_as_many_trials_as_asked_for_and_an_error_ends_it(tmp_path: Path) -> None:
+def test_a_search_in_memory_runs_n_trials_and_an_error_ends_it(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
     heard: list[int] = []
     best = trainer.hyperparameter_search(
@@ -124,17 +124,17 @@ def test_a_search_in_memory_runs_as_many_trials_as_asked_for_and_an_error_ends_i
         callbacks=[lambda study, trial: heard.append(trial.number)],
     )
     assert sorted(heard) == [0, 1, 2]
-    trials = read_record(tmp_path).trials
+    trials = load_search_record(tmp_path).trials
     assert [trial.state for trial in trials] == [COMPLETE] * 3
     assert best.objective == min(trial.objective for trial in trials)
     assert len({trial.parameters["learning_rate"] for trial in trials}) == 3
     with pytest.raises(SearchMistake, match="hp_space failed: KeyError: 'no such thing'") as raised:
         trainer.hyperparameter_search(rate_space, n_trials=3, n_jobs=2, sampler=Mistaken())
     assert "sample_independent" in str(raised.value.__notes__)
-    assert len(read_record(tmp_path).trials) < 3
+    assert len(load_search_record(tmp_path).trials) < 3
 
 
-def test_what_cannot_be_sent_is_told_before_any_trial(tmp_path: Path) -> None:
+def test_an_unpicklable_object_is_reported_before_any_trial(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
     held = Mistaken()
     held.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def test_jobs_share_gpus_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert count_jobs(arguments("cuda"), -1) == 2
 
 
-def test_samplers_of_trials_draw_apart_by_the_users_seed() -> None:
+def test_samplers_of_trials_draw_different_values_from_the_users_seed() -> None:
     def drawn(number: int, **keywords: Any) -> list[float]:
         sampler = optuna.samplers.TPESampler(**keywords)
         seed_by_trial(sampler, number)

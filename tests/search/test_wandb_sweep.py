@@ -16,7 +16,7 @@ import yaml
 import littrainer
 from littrainer import TrainerCallback
 from littrainer.search.parameters import SearchMistake
-from littrainer.search.record import read_record
+from littrainer.search.record import load_search_record
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import new_model, searched_trainer
@@ -112,7 +112,7 @@ class NotesRuns(TrainerCallback):
             self.runs.append((run.id, run.sweep_id, args.learning_rate, state.trial_params))
 
 
-def test_each_run_of_the_sweep_is_a_trial_and_the_best_one_is_found(server: Server, tmp_path: Path) -> None:
+def test_each_run_of_the_sweep_is_a_trial_and_the_best_trial_is_returned(server: Server, tmp_path: Path) -> None:
     notes = NotesRuns()
     trainer = searched_trainer(
         tmp_path,
@@ -130,7 +130,7 @@ def test_each_run_of_the_sweep_is_a_trial_and_the_best_one_is_found(server: Serv
     assert server.sweeps == [(configuration, "us", "mine")] and "metric" not in SPACE
     assert notes.runs == [(f"r{n}", "sweep7", rate, {"learning_rate": rate}) for n, rate in enumerate(RATES)]
     assert [config["max_steps"] for config in server.configs] == [2, 2]
-    record = read_record(tmp_path)
+    record = load_search_record(tmp_path)
     assert [(trial.id, trial.state, len(trial.intermediate)) for trial in record.trials] == [
         ("r0", "complete", 2),
         ("r1", "complete", 2),
@@ -185,7 +185,7 @@ def test_a_trial_that_fails_is_recorded_and_an_error_of_the_script_ends_the_swee
     server: Server, tmp_path: Path
 ) -> None:
     best = searched(searched_trainer(tmp_path, kind=Failing), 2)
-    first, second = read_record(tmp_path).trials
+    first, second = load_search_record(tmp_path).trials
     assert (first.state, first.error) == ("failed", "RuntimeError: out of memory")
     assert best.run_id == second.id == "r1" and server.errors == []
     # The runs of a sweep that is there are taken.
@@ -198,7 +198,7 @@ def test_a_trial_that_fails_is_recorded_and_an_error_of_the_script_ends_the_swee
 
     with pytest.raises(NameError, match="'logit' is not defined"):
         searched(searched_trainer(tmp_path, kind=Misspelled), 2)
-    assert len(read_record(tmp_path).trials) == 1
+    assert len(load_search_record(tmp_path).trials) == 1
 
 
 def test_a_run_that_the_server_stops_is_pruned(server: Server, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_run_that_the_server_stops_is_pruned(server: Server, tmp_path: Path) -
         tmp_path, given={"callbacks": [Stopped()]}, max_steps=3, save_strategy="steps", save_steps=1
     )
     best = searched(trainer, 2)
-    assert [trial.state for trial in read_record(tmp_path).trials] == ["pruned", "complete"]
+    assert [trial.state for trial in load_search_record(tmp_path).trials] == ["pruned", "complete"]
     assert best.run_id == "r1"
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_the_server_stops_is_pruned(server: Server, tmp_path: Path) -
         (SPACE["parameters"].items(), {}, "dict"),  # type: ignore[attr-defined]
     ],
 )
-def test_what_is_no_sweep_is_refused_before_there_is_one(
+def test_an_invalid_sweep_configuration_is_refused_before_a_sweep_is_created(
     server: Server, tmp_path: Path, space: Any, keywords: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SearchMistake) as raised:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tqdm import tqdm
 
 from littrainer.checkpoint.retention import OF_A_RESUME
-from littrainer.hub.repository import advice_for, repository_name, text_of, token_for
+from littrainer.hub.repository import advise, choose_token, describe_error, repository_name
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def check_hub_permissions(args: TrainingArguments) -> Finding:
     """Say whether the token may push, by one request that reads what the Hub knows of it."""
     from huggingface_hub import HfApi, constants
 
-    name, token, when = repository_name(args), token_for(args), "at the first push"
+    name, token, when = repository_name(args), choose_token(args), "at the first push"
     if constants.HF_HUB_OFFLINE:
         return Finding(NOTE, "Hub", f"rights to push {name} were not looked at, since HF_HUB_OFFLINE is set")
     try:
@@ -139,7 +139,7 @@ def check_hub_permissions(args: TrainingArguments) -> Finding:
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         fails = status in (401, 403) or "LocalTokenNotFound" in type(error).__name__
-        return Finding(FAILS if fails else NOTE, "Hub", f"{text_of(error, token)} {advice_for(error)}", when * fails)
+        return Finding(FAILS if fails else NOTE, "Hub", f"{describe_error(error, token)} {advise(error)}", when * fails)
     namespace = name.partition("/")[0] if "/" in name else user["name"]
     access = (user.get("auth") or {}).get("accessToken") or {}
     scopes = (access.get("fineGrained") or {}).get("scoped", [])

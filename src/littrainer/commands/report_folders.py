@@ -33,8 +33,8 @@ from littrainer.search.record import (
     StoredSearch,
     TrialRecord,
     UnreadableRecord,
-    best_of,
-    read_record,
+    find_best_trials,
+    load_search_record,
 )
 
 # The file of Lightning's CSVLogger, and prefixes of its metrics -> those of a Trainer.
@@ -189,7 +189,7 @@ class Search:
     def best(self) -> list[TrialRecord]:
         """All trials with the best objective; of several objectives, those that no trial surpasses."""
         trials = self.stored.trials
-        objectives = {tuple(trial.objectives()) for trial in best_of(trials, self.stored.directions)}
+        objectives = {tuple(trial.objectives()) for trial in find_best_trials(trials, self.stored.directions)}
         return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
 
 
@@ -226,7 +226,7 @@ def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
 
 def _read_search(record: Path, name: str) -> Search:
     try:
-        search = Search(name, record, read_record(record))
+        search = Search(name, record, load_search_record(record))
     except (OSError, UnreadableRecord) as error:
         raise BadInput(
             f"{record} is not a readable record of a search ({error}); give a folder whose file is intact."

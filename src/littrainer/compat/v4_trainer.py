@@ -125,7 +125,7 @@ class EarlierTrainerMembers:
         Raises:
             ValueError: there is no optimizer yet.
         """
-        return [group["lr"] for group in self._existing_optimizer().param_groups]
+        return [group["lr"] for group in self._require_optimizer().param_groups]
 
     def get_optimizer_group(self: Any, param: str | nn.Parameter | None = None) -> Any:
         """Return the optimizer's parameter groups, or the one that holds a parameter.
@@ -133,7 +133,7 @@ class EarlierTrainerMembers:
         Raises:
             ValueError: there is no optimizer yet.
         """
-        groups = self._existing_optimizer().param_groups
+        groups = self._require_optimizer().param_groups
         if param is None:
             return [group["params"] for group in groups]
         return next((group for group in groups if any(member is param for member in group["params"])), None)

@@ -26,7 +26,7 @@ from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
-from littrainer.hub.repository import CARD_NAME, text_of, without_tokens
+from littrainer.hub.repository import CARD_NAME, describe_error, redact_tokens
 from littrainer.model.facts import base_model
 from littrainer.runtime.atomic_files import write_whole
 from littrainer.runtime.lazy_isinstance import is_a
@@ -50,8 +50,8 @@ TAGS = ("generated_from_trainer", "littrainer")
 REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
 # Builders of `datasets` for data that is read from files.
 READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
-LEFT_TO_THE_USER = "More information needed"
-LEFT_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
+PLACEHOLDER_TEXT = "More information needed"
+PLACEHOLDER_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
 LIBRARIES = {
     "Lightning": "lightning",
     "Transformers": "transformers",
@@ -83,43 +83,43 @@ def write_card(
     path = Path(args.output_dir) / CARD_NAME
     before = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     has_adapters = hasattr(model, "create_or_update_model_card")
-    is_generated = not before.strip() or is_as_written(before)
+    is_generated = not before.strip() or is_unedited(before)
     if not is_generated and not (has_adapters and _digest(_rewrite_by_peft(model)) == _digest(before)):
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return
-    content = _generate(args, state, model, datasets_of(evaluated_on, given), badges, given)
+    content = _generate(args, state, model, list_datasets(evaluated_on, given), badges, given)
     # The Hub shows the card to everybody.
     secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
-    content = without_tokens(content, *secrets)
+    content = redact_tokens(content, *secrets)
     content = _complete_by_peft(model, content) if has_adapters else content
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
 
 
-def is_as_written(content: str) -> bool:
+def is_unedited(content: str) -> bool:
     """Return whether a card is as `write_card` wrote it, but for what PEFT rewrites whenever it saves an adapter."""
     mark = MARK_PATTERN.search(content)
     return mark is not None and mark[1] == _digest(content)
 
 
-def leave_out_generated_card(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
+def remove_generated_card(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
     """Remove a generated card from a folder that is pushed if the Hub's was edited, or that is not known."""
     path = folder / CARD_NAME
     # A person's card is pushed as it is.
-    if not path.is_file() or not is_as_written(path.read_text("utf-8", errors="replace")):
+    if not path.is_file() or not is_unedited(path.read_text("utf-8", errors="replace")):
         return
     try:
-        there = card_on_the_hub(repository, revision, token)
-        if not there.strip() or is_as_written(there):
+        there = download_card(repository, revision, token)
+        if not there.strip() or is_unedited(there):
             return
         reason = "was edited on the Hub and stays as it is"
     except Exception as error:
-        reason = f"may have been edited, and the Hub did not say it ({text_of(error, token)})"
+        reason = f"may have been edited, and the Hub did not say it ({describe_error(error, token)})"
     path.unlink()
     logger.warning("%s is not pushed: the card of %s %s.", path, repository, reason)
 
 
-def card_on_the_hub(repository: str, revision: str | None = None, token: str | None = None) -> str:
+def download_card(repository: str, revision: str | None = None, token: str | None = None) -> str:
     """Return the card that a repository has; empty if it has none, or is not there. No answer is an error."""
     from huggingface_hub import HfApi, errors
 
@@ -187,7 +187,7 @@ def _generate(
     base = base if isinstance(base, str) and base else None
     repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
     name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"
-    results = last_results(state.log_history)
+    results = get_last_results(state.log_history)
     started = "was trained from scratch"
     if base is not None:
         folder = _escape(Path(base.replace("\\", "/")).name)
@@ -203,15 +203,16 @@ def _generate(
         *badges,
         f"This model {started} on {named or 'data without a known name'}.",
         *_section(
-            "On the evaluation set it achieves:", {label(*key): rounded(value) for key, value in results.items()}
+            "On the evaluation set it achieves:",
+            {format_metric_name(*key): format_number(value) for key, value in results.items()},
         ),
-        *(f"## {title}\n\n{LEFT_TO_THE_USER}" for title in LEFT_SECTIONS),
+        *(f"## {title}\n\n{PLACEHOLDER_TEXT}" for title in PLACEHOLDER_SECTIONS),
         "## Training procedure",
         *_section("### Training hyperparameters", hyperparameters(args, state)),
         "### How it was trained",
         f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}.",
         *_table_of_results(state.log_history),
-        *_section("### Framework versions", framework_versions(), separator=" "),
+        *_section("### Framework versions", list_framework_versions(), separator=" "),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -232,15 +233,15 @@ def _metadata(
     metrics = {tag: (key, value) for key, value in results.items() if (tag := _hub_metric(*key, value))}
     entries: dict[str, Any] = {
         "library_name": "peft" if is_a(model, "peft model") else library,
-        "language": _as_list(given.get("language")),
-        "license": given.get("license") or (license_of(repository) if repository else None),
+        "language": _make_list(given.get("language")),
+        "license": given.get("license") or (fetch_license(repository) if repository else None),
         "base_model": repository,
         "tags": _unite(given.get("tags"), *own_tags, TAGS),
         "datasets": list(dict.fromkeys(dataset["dataset_type"] for dataset in data if dataset["dataset_type"])),
         "metrics": list(metrics),
     }
-    names = _of_transformers("TASK_TAG_TO_NAME_MAPPING")
-    tasks = [task for task in _as_list(given.get("tasks")) or tasks_of(model) if task in names]
+    names = _get_transformers_table("TASK_TAG_TO_NAME_MAPPING")
+    tasks = [task for task in _make_list(given.get("tasks")) or infer_tasks(model) if task in names]
     try:
         # The Hub refuses a result that lacks its task, its dataset or its metric.
         evaluations = [
@@ -248,7 +249,7 @@ def _metadata(
                 task_type=task,
                 task_name=names[task],
                 metric_type=tag,
-                metric_name=label(*key),
+                metric_name=format_metric_name(*key),
                 metric_value=value,
                 **dataset,
             )
@@ -293,13 +294,13 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
     return {name: as_text(value) for name, value in known.items() if value is not None}
 
 
-def framework_versions() -> dict[str, str]:
+def list_framework_versions() -> dict[str, str]:
     """Return the libraries that this process has loaded -> their versions."""
     loaded = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
     return {"littrainer": __version__, **{name: str(found) for name, found in loaded.items() if found}}
 
 
-def last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
+def get_last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
     """(metric, evaluation set) -> what the last evaluation found."""
     return {key: points[-1].value for key, points in _evaluations(log_history).items()}
 
@@ -318,24 +319,24 @@ def _table_of_results(log_history: list[Any]) -> list[str]:
     epochs = {step: point.epoch for points in evaluated.values() for step, point in points.items()}
     if not epochs or not (ends or losses):
         return []
-    titles = ("Validation Loss" if key == ("loss", EVALUATION) else label(*key) for key in evaluated)
+    titles = ("Validation Loss" if key == ("loss", EVALUATION) else format_metric_name(*key) for key in evaluated)
     rows = [["Training Loss", "Epoch", "Step", *titles]]
     for step, epoch in sorted(epochs.items()):
-        loss = next((rounded(point.value) for point in reversed(losses) if point.step <= step), "No log")
-        cells = (rounded(points[step].value) if step in points else "" for points in evaluated.values())
-        rows.append([loss, "" if epoch is None else rounded(epoch), str(step), *cells])
+        loss = next((format_number(point.value) for point in reversed(losses) if point.step <= step), "No log")
+        cells = (format_number(points[step].value) if step in points else "" for points in evaluated.values())
+        rows.append([loss, "" if epoch is None else format_number(epoch), str(step), *cells])
     lines = ["| " + " | ".join(_escape(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + ":---:|" * len(rows[0]))
     return ["### Training results\n\n" + "\n".join(lines)]
 
 
-def label(metric: str, source: str) -> str:
+def format_metric_name(metric: str, source: str) -> str:
     """Return what a metric is called on the card: `matthews_correlation` is Matthews Correlation."""
     words = " ".join(word[:1].upper() + word[1:] for word in metric.split("_") if word) or metric
     return words if source == EVALUATION else f"{words} ({source})"
 
 
-def rounded(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with four decimals at most, and a small one with four digits that count."""
     if not math.isfinite(value) or value == int(value):
         return str(float(value))
@@ -345,27 +346,27 @@ def rounded(value: float) -> str:
 def _hub_metric(metric: str, source: str, value: float) -> str | None:
     """Return the Hub's name of a metric, if it knows it; of evaluation sets with a name it shows none."""
     name = "rouge" if metric.lower() == "rouge1" else metric.lower()
-    is_known = source == EVALUATION and math.isfinite(value) and name in _of_transformers("METRIC_TAGS")
+    is_known = source == EVALUATION and math.isfinite(value) and name in _get_transformers_table("METRIC_TAGS")
     return name if is_known else None
 
 
-def tasks_of(model: Any) -> list[str]:
+def infer_tasks(model: Any) -> list[str]:
     """Return what the class of a model of transformers does, by transformers' own table."""
     name = type(base_model(model)).__name__
     classes = {
-        task: {name for entry in table.values() for name in _as_list(entry)}
-        for task, table in _of_transformers("TASK_MAPPING").items()
+        task: {name for entry in table.values() for name in _make_list(entry)}
+        for task, table in _get_transformers_table("TASK_MAPPING").items()
     }
     return [task for task, names in classes.items() if name in names][-1:]
 
 
-def _of_transformers(table: str) -> Any:
+def _get_transformers_table(table: str) -> Any:
     """Return a table of transformers' model cards; empty if transformers is not loaded, or does not have it."""
     modelcard = importlib.import_module("transformers.modelcard") if "transformers" in sys.modules else None
     return getattr(modelcard, table, {})
 
 
-def license_of(repository: str) -> str | None:
+def fetch_license(repository: str) -> str | None:
     """Return the licence of a repository on the Hub, if it can be asked; a card is written without it otherwise."""
     with suppress(Exception):
         from huggingface_hub import HfApi, constants
@@ -376,7 +377,7 @@ def license_of(repository: str) -> str | None:
     return None
 
 
-def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
+def list_datasets(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the datasets that a script names, else what a dataset of the `datasets` library says of itself.
 
     For each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
@@ -386,7 +387,7 @@ def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     found = None
     if is_a(dataset, "datasets.Dataset") or is_a(dataset, "datasets.IterableDataset"):
         found = None if dataset.builder_name in READ_FROM_FILES else dataset.builder_name
-    names, tags, arguments = (_as_list(given.get(key)) for key in ("dataset", "dataset_tags", "dataset_args"))
+    names, tags, arguments = (_make_list(given.get(key)) for key in ("dataset", "dataset_tags", "dataset_args"))
     if not names and not tags and found:
         names = tags = [found]
     shown = []
@@ -406,7 +407,7 @@ def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     return shown
 
 
-def badges_of(callbacks: Iterable[Any]) -> list[str]:
+def collect_badges(callbacks: Iterable[Any]) -> list[str]:
     """Return what leads readers of the card to the runs of the trackers among callbacks."""
     found: list[str] = []
     for callback in callbacks:
@@ -422,10 +423,10 @@ def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> lis
 
 
 def _unite(*several: str | Iterable[str] | None) -> list[str]:
-    return list(dict.fromkeys(item for value in several for item in _as_list(value)))
+    return list(dict.fromkeys(item for value in several for item in _make_list(value)))
 
 
-def _as_list(value: str | Iterable[str] | None) -> list[str]:
+def _make_list(value: str | Iterable[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else [str(item) for item in value or () if item is not None]
 
 

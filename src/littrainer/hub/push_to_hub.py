@@ -43,16 +43,16 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
 )
 from littrainer.checkpoint.store import is_abandoned, lock_folder, store_of
-from littrainer.hub.model_card import leave_out_generated_card
+from littrainer.hub.model_card import remove_generated_card
 from littrainer.hub.repository import (
     CARD_NAME,
-    advice_for,
-    explaining,
+    advise,
+    choose_token,
+    describe_error,
+    explain_errors,
     make_branch,
     remove_files_with_tokens,
     repository_name,
-    text_of,
-    token_for,
 )
 
 if TYPE_CHECKING:
@@ -62,29 +62,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The strategies that push checkpoints as well as the model.
-WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
+CHECKPOINT_STRATEGIES = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 # Commit message of a push by the script that names none.
 END_OF_TRAINING = "End of training"
 # Consequences of a failed push, in messages.
-NEXT_SAVE_FOLLOWS = "Training continues; the next save is pushed again."
-STAYS_LOCAL = "What was saved last is in output_dir: push_to_hub() pushes the model, and `hf upload` a checkpoint."
+NEXT_SAVE_HINT = "Training continues; the next save is pushed again."
+SAVED_LOCALLY_HINT = (
+    "What was saved last is in output_dir: push_to_hub() pushes the model, and `hf upload` a checkpoint."
+)
 MESSAGE_INTERVAL_S = 30.0
 # Next to the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
 # Files in output_dir that are no part of the model, belong to another push, or are being written.
-NEVER_PUSHED = (
+EXCLUDED_FILES = (
     *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
     *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}", STACKS_NAME),
     *("*.unfinished", "*.unfinished-*", "*.incomplete", "*.lock", "*.tmp", "*~", "*.swp", "*__pycache__/*"),
     *(".unfinished/*", "*/.unfinished/*", ".git/*", "*/.git/*", ".cache/*", "*/.cache/*"),
 )
 # Files of a checkpoint that only a resume needs, and the card that PEFT writes into each, though output_dir has one.
-ONLY_TO_RESUME = (
+RESUME_ONLY_FILES = (
     *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_PARTS, *WEIGHT_PARTS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
     *("rng_state*.pth", "littrainer_resume*.pt", LIGHTNING_STATE_NAME, MANIFEST_NAME, "latest", "zero_to_fp32.py"),
 )
 # Bytes up to which a file is copied, for it may be written into in place; beyond it a link has to do.
-COPIED_BYTES = 16 << 20
+MAX_COPIED_BYTES = 16 << 20
 
 
 # ---- A push of each save ---------------------------------------------------------------------------------------------
@@ -105,22 +107,22 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
         logger.info("%s is left out: the push before it is still on its way (hub_always_push).", checkpoint)
         return earlier
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    pushes = pushes_of(args, earlier)
+    pushes = get_pushes(args, earlier)
     message = _message_of_save(args, trainer.state, Path(checkpoint))
     try:
         if trainer.hub_model_id is None:
             trainer.init_hf_repo()
-        uploads = _set_aside(args, trainer.hub_model_id, Path(checkpoint), message)
+        uploads = _snapshot_checkpoint(args, trainer.hub_model_id, Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can go on.
-        failure = f'Preparing the push "{message}" failed ({text_of(error, token_for(args))}).'
+        failure = f'Preparing the push "{message}" failed ({describe_error(error, choose_token(args))}).'
         pushes.begin([], failure)
     else:
         pushes.begin(uploads)
     return pushes
 
 
-def pushes_of(args: TrainingArguments, pushes: Any) -> PushInProgress:
+def get_pushes(args: TrainingArguments, pushes: Any) -> PushInProgress:
     """Return the pushes of a Trainer; before the first push, the files of killed programs are removed."""
     if isinstance(pushes, PushInProgress):
         return pushes
@@ -128,15 +130,15 @@ def pushes_of(args: TrainingArguments, pushes: Any) -> PushInProgress:
     return PushInProgress()
 
 
-def _set_aside(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> list[Upload]:
+def _snapshot_checkpoint(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> list[Upload]:
     output_dir = Path(args.output_dir)
-    with new_snapshot(output_dir, checkpoint.name) as folder:
-        copy_files(checkpoint, folder / "model", ONLY_TO_RESUME)
-        if args.hub_strategy in WITH_CHECKPOINTS:
+    with create_snapshot(output_dir, checkpoint.name) as folder:
+        copy_files(checkpoint, folder / "model", RESUME_ONLY_FILES)
+        if args.hub_strategy in CHECKPOINT_STRATEGIES:
             copy_files(checkpoint, folder / "checkpoint")
-    token, revision = token_for(args), args.hub_revision
+    token, revision = choose_token(args), args.hub_revision
     uploads = [Upload(repository, folder / "model", message, token, revision, further_files=output_dir.resolve())]
-    if args.hub_strategy in WITH_CHECKPOINTS:
+    if args.hub_strategy in CHECKPOINT_STRATEGIES:
         path = LAST_CHECKPOINT if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
         uploads.append(Upload(repository, folder / "checkpoint", f"{message}, checkpoint", token, revision, path))
     return uploads
@@ -166,7 +168,7 @@ def finish_pushes(pushes: Any) -> None:
 
 
 @contextlib.contextmanager
-def pushes_during_training(pushes: Callable[[], Any]) -> Iterator[None]:
+def report_pushes_on_error(pushes: Callable[[], Any]) -> Iterator[None]:
     """Train in the block; if it ends by an error, a line names the pushes that are on their way."""
     try:
         yield
@@ -210,7 +212,7 @@ def push_model(
     # In all processes, and before anything is done.
     inspect.signature(trainer.create_model_card).bind(**card)
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    token = token_for(args, token)
+    token = choose_token(args, token)
     if trainer.hub_model_id is None:
         trainer.init_hf_repo(token=token, private=private)
     trainer.save_model(_internal_call=True)
@@ -220,9 +222,9 @@ def push_model(
     # If that fails, this push replaces it.
     pushes = finish_earlier()
     output_dir = Path(args.output_dir)
-    with new_snapshot(output_dir, "by-hand") as folder:
+    with create_snapshot(output_dir, "by-hand") as folder:
         # The script may save or train again before the files are sent in the background.
-        copy_files(output_dir, folder / "model", NEVER_PUSHED, link=os.symlink if blocking else None)
+        copy_files(output_dir, folder / "model", EXCLUDED_FILES, link=os.symlink if blocking else None)
         remove_files_with_tokens(folder / "model", args.hub_token)
     branch = args.hub_revision if revision is None else revision
     upload = Upload(str(trainer.hub_model_id), folder / "model", commit_message, token, branch)
@@ -260,10 +262,10 @@ class Upload:
         from huggingface_hub import HfApi
 
         if self.further_files is not None:
-            copy_files(self.further_files, self.folder, NEVER_PUSHED, link=None)
+            copy_files(self.further_files, self.folder, EXCLUDED_FILES, link=None)
         make_branch(self.repository, self.revision, self.token)
         if self.path_in_repo is None:
-            leave_out_generated_card(self.folder, self.repository, self.revision, self.token)
+            remove_generated_card(self.folder, self.repository, self.revision, self.token)
         remove_files_with_tokens(self.folder, self.token)
         return HfApi().upload_folder(
             repo_id=self.repository,
@@ -294,9 +296,9 @@ class PushInProgress:
         self._unsent: list[Upload] = []
         self._failure: str | None = None
         # The consequence that a failure's warning names; None if the end of the training reports it.
-        self._consequence: str | None = NEXT_SAVE_FOLLOWS
+        self._consequence: str | None = NEXT_SAVE_HINT
         self._current: Upload | None = None
-        weakref.finalize(self, _remove_own_snapshots, self._unsent, self._process)
+        weakref.finalize(self, _remove_snapshots_of_process, self._unsent, self._process)
 
     def __reduce__(self) -> Any:
         # A copy, also in another process, has no thread.
@@ -320,7 +322,7 @@ class PushInProgress:
         Parameters:
             failure: the reason why there are none.
         """
-        self._consequence = NEXT_SAVE_FOLLOWS
+        self._consequence = NEXT_SAVE_HINT
         self._submit(self._send, uploads, failure)
 
     def push_by_script(self, upload: Upload, blocking: bool) -> Any:
@@ -341,18 +343,18 @@ class PushInProgress:
             logger.warning("The last push to the Hub had failed and is tried once more.")
             self._submit(self._send, list(self._unsent), None)
             self._wait()
-        self.failure_at_end, self._failure, self._consequence = self._failure, None, NEXT_SAVE_FOLLOWS
+        self.failure_at_end, self._failure, self._consequence = self._failure, None, NEXT_SAVE_HINT
         if self.failure_at_end is not None:
             self._end_push([], [])
-            logger.warning("%s %s", self.failure_at_end, STAYS_LOCAL)
+            logger.warning("%s %s", self.failure_at_end, SAVED_LOCALLY_HINT)
 
     def continue_after_error(self) -> None:
         """Report, when an error has ended training, the pushes that continue, or the last failure."""
-        self._consequence = STAYS_LOCAL
+        self._consequence = SAVED_LOCALLY_HINT
         if self.is_running():
             logger.warning("%s, and goes on though training has ended.", self._description())
         elif self._failure is not None:
-            logger.error("%s %s", self._failure, STAYS_LOCAL)
+            logger.error("%s %s", self._failure, SAVED_LOCALLY_HINT)
 
     def is_running(self) -> bool:
         """Return whether a push is running in this process; in a fork of it there is no thread."""
@@ -381,7 +383,7 @@ class PushInProgress:
         job: Future[Any] = self._client.run_as_future(work, uploads, *further)
         job.add_done_callback(lambda job: remove_snapshots(*_folders_of(uploads)) if job.cancelled() else None)
         self.jobs = [*(earlier for earlier in self.jobs if not earlier.done()), job]
-        _unfinished.add(self)
+        _active_pushes.add(self)
         _register_exit_function()
         return job
 
@@ -403,7 +405,7 @@ class PushInProgress:
         except Exception as error:
             # The uploads after it would most likely fail as well, and delay the next save.
             failed = unsent[0]
-            self._failure = f"Pushing {failed} failed ({text_of(error, failed.token)}). {advice_for(error)}".rstrip()
+            self._failure = f"Pushing {failed} failed ({describe_error(error, failed.token)}). {advise(error)}".rstrip()
         self._end_push(uploads, unsent)
         if self._failure is not None and self._consequence is not None:
             logger.warning("%s %s", self._failure, self._consequence)
@@ -411,11 +413,11 @@ class PushInProgress:
     def _send_by_script(self, uploads: list[Upload], is_waited_for: bool) -> Any:
         (upload,) = uploads
         try:
-            with explaining(f"pushing to {upload.repository}", upload.token):
+            with explain_errors(f"pushing to {upload.repository}", upload.token):
                 return upload.send()
         except Exception as error:
             if not is_waited_for:
-                logger.warning("Pushing to %s failed (%s).", upload.repository, text_of(error, upload.token))
+                logger.warning("Pushing to %s failed (%s).", upload.repository, describe_error(error, upload.token))
             raise
         finally:
             self._end_push(uploads, self._unsent)
@@ -431,13 +433,13 @@ def _folders_of(uploads: list[Upload]) -> set[Path]:
     return {upload.folder.parent for upload in uploads}
 
 
-def _remove_own_snapshots(uploads: list[Upload], process: int) -> None:
+def _remove_snapshots_of_process(uploads: list[Upload], process: int) -> None:
     # In a fork they still belong to the first process.
     if os.getpid() == process:
         remove_snapshots(*_folders_of(uploads))
 
 
-_unfinished: weakref.WeakSet[PushInProgress] = weakref.WeakSet()
+_active_pushes: weakref.WeakSet[PushInProgress] = weakref.WeakSet()
 
 
 @functools.cache
@@ -450,7 +452,7 @@ def _register_exit_function() -> None:
 
 
 def _finish_before_exit() -> None:
-    for pushes in list(_unfinished):
+    for pushes in list(_active_pushes):
         if pushes.is_running():
             pushes.finish_before_exit()
 
@@ -491,7 +493,7 @@ def copy_files(
 def _copy_file(source: Path, target: Path, link: Callable[[Path, Path], None] | None) -> None:
     size = source.stat().st_size
     target.parent.mkdir(parents=True, exist_ok=True)
-    if link is not None and size > COPIED_BYTES:
+    if link is not None and size > MAX_COPIED_BYTES:
         with contextlib.suppress(OSError):
             # A link to a link would end where that is deleted.
             link(source.resolve(), target)
@@ -500,7 +502,7 @@ def _copy_file(source: Path, target: Path, link: Callable[[Path, Path], None] | 
 
 
 @contextlib.contextmanager
-def new_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
+def create_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
     """Run a block that fills the folder of a push, which is removed again if that fails, as on a full disk.
 
     Other runs in output_dir leave the folder alone as long as this process lives.

@@ -26,7 +26,7 @@ CARD_NAME = "README.md"
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
 # Prefix of references that the Hub itself makes, as for a pull request.
-OWN_REFERENCES = "refs/"
+HUB_REFERENCE_PREFIX = "refs/"
 # Status of an answer -> what to do about it.
 ADVICE: dict[int, str] = {
     401: "The token is missing, wrong or expired: log in with `hf auth login`, or set hub_token to one that may write.",
@@ -38,16 +38,16 @@ ADVICE: dict[int, str] = {
     413: "What is pushed is larger than the Hub takes: free storage, or push less often (hub_strategy, save_steps).",
     429: "Too many requests were sent: push less often (save_steps).",
 }
-SERVER_FAILS = "The Hub itself has a problem; push again later."
+SERVER_ERROR_ADVICE = "The Hub itself has a problem; push again later."
 # As behind a firewall that lets only the Hub itself through.
-XET_FAILS = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
-NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
+XET_ADVICE = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
+UNREACHABLE_ADVICE = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
 # The form of any token of the Hub.
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 # Bytes of each file that are searched: names and pickled values stand before tensors.
-SEARCHED_BYTES = 16 << 20
+MAX_SEARCHED_BYTES = 16 << 20
 # If a class has one of these in its name, there was no answer.
-OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
+CONNECTION_ERROR_NAMES = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ def repository_name(args: TrainingArguments) -> str:
     return args.hub_model_id or Path(str(args.output_dir)).absolute().name
 
 
-def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
+def choose_token(args: TrainingArguments, token: str | None = None) -> str | None:
     """Return the token to sign in with, by default `hub_token`; None lets the Hub's client take the one logged in."""
     chosen = args.hub_token if token is None else token
     # White space around it, as a file's last line has it, would be refused with an error that shows the token.
@@ -86,10 +86,10 @@ def make_repository(args: TrainingArguments, token: str | None = None, private: 
     """
     from huggingface_hub import HfApi
 
-    token = token_for(args, token)
+    token = choose_token(args, token)
     private = args.hub_private_repo if private is None else private
     name = repository_name(args)
-    with explaining(f"creating the repository {name}", token):
+    with explain_errors(f"creating the repository {name}", token):
         found: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
         make_branch(found, args.hub_revision, token)
     return found
@@ -97,7 +97,7 @@ def make_repository(args: TrainingArguments, token: str | None = None, private: 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:
     """Create a branch unless it is there, or is none that can be created."""
-    if revision is not None and revision != MAIN_BRANCH and not revision.startswith(OWN_REFERENCES):
+    if revision is not None and revision != MAIN_BRANCH and not revision.startswith(HUB_REFERENCE_PREFIX):
         from huggingface_hub import HfApi
 
         HfApi().create_branch(repository, branch=revision, token=token, exist_ok=True)
@@ -107,43 +107,43 @@ def make_branch(repository: str, revision: str | None, token: str | None) -> Non
 
 
 @contextlib.contextmanager
-def explaining(doing: str, token: str | None) -> Iterator[None]:
+def explain_errors(doing: str, token: str | None) -> Iterator[None]:
     """A block whose errors get a note that says what to do; one that shows the token is replaced by a PushError."""
     try:
         yield
     except Exception as error:
         shown = "\n".join(f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in error_and_reasons(error))
-        if shows_token(shown, token):
-            raise PushError(f"{doing} failed ({text_of(error, token)}). {advice_for(error)}".rstrip()) from None
-        advice = advice_for(error)
+        if contains_token(shown, token):
+            raise PushError(f"{doing} failed ({describe_error(error, token)}). {advise(error)}".rstrip()) from None
+        advice = advise(error)
         if advice:
             add_note(error, f"It came when {doing}. {advice}")
         raise
 
 
-def advice_for(error: BaseException) -> str:
+def advise(error: BaseException) -> str:
     """Return what to do about an error of a push; empty if its text has to do."""
     for link in error_and_reasons(error):
         status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
-            return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
+            return SERVER_ERROR_ADVICE if status >= 500 else ADVICE.get(status, "")
         if "xet" in f"{type(link).__module__} {link}".lower():
-            return XET_FAILS
-        if isinstance(link, ConnectionError) or any(part in type(link).__name__ for part in OF_CONNECTIONS):
-            return NO_ANSWER
+            return XET_ADVICE
+        if isinstance(link, ConnectionError) or any(part in type(link).__name__ for part in CONNECTION_ERROR_NAMES):
+            return UNREACHABLE_ADVICE
     return ""
 
 
-def text_of(error: BaseException, *tokens: Any) -> str:
+def describe_error(error: BaseException, *tokens: Any) -> str:
     """Return kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
     words = " ".join(str(error).split())
-    return without_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
+    return redact_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
 
 
 # ---- Access tokens ---------------------------------------------------------------------------------------------------
 
 
-def known_tokens(*given: Any) -> list[str]:
+def find_tokens(*given: Any) -> list[str]:
     """Return tokens that the process could sign in with: those that are given, and those that are logged in."""
     tokens = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
     # If the client cannot find out who is logged in, its own error says so when it signs in.
@@ -154,25 +154,25 @@ def known_tokens(*given: Any) -> list[str]:
     return list(dict.fromkeys(token.strip() for token in tokens if isinstance(token, str) and token.strip()))
 
 
-def without_tokens(text: str, *given: Any) -> str:
+def redact_tokens(text: str, *given: Any) -> str:
     """Return a text without any of the tokens that are given or logged in, and without what looks like one."""
-    for token in known_tokens(*given):
+    for token in find_tokens(*given):
         text = text.replace(token, masked("hub_token"))
     plain: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
     return plain
 
 
-def shows_token(text: str, *given: Any) -> bool:
+def contains_token(text: str, *given: Any) -> bool:
     """Return whether one of the tokens, or what looks like one, is in a text."""
-    return HUB_TOKEN.search(text) is not None or any(token in text for token in known_tokens(*given))
+    return HUB_TOKEN.search(text) is not None or any(token in text for token in find_tokens(*given))
 
 
 def remove_files_with_tokens(folder: Path, *given: Any) -> None:
     """Remove each file with a token, given or logged in, from a folder that is about to be pushed, with a warning."""
-    secrets = [token.encode() for token in known_tokens(*given)]
+    secrets = [token.encode() for token in find_tokens(*given)]
     for path in filter(Path.is_file, sorted(folder.rglob("*"))):
         with path.open("rb") as file:
-            content = file.read(SEARCHED_BYTES)
+            content = file.read(MAX_SEARCHED_BYTES)
         if any(secret in content for secret in secrets):
             path.unlink()
             logger.warning("%s is not pushed to the Hub: an access token is in it.", path.relative_to(folder))

@@ -87,7 +87,7 @@ class KerasTrainer(Trainer):
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         self.owner.create_optimizer_and_scheduler(num_training_steps)
-        self._existing_optimizer().register_step_post_hook(self.model.apply_constraints)
+        self._require_optimizer().register_step_post_hook(self.model.apply_constraints)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         return [name for name, _ in self.model.named_parameters() if not WITHOUT_DECAY.search(name)]

@@ -151,7 +151,7 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         callbacks = _ready_for_training(callbacks, run, keywords)
         plugins, checkpoints = as_list(keywords.get("plugins")), trainer.session.checkpoints
         keywords["plugins"] = with_checkpoint_io(
-            plugins, trainer.model, checkpoints, lambda: run.trainer._saved_training()
+            plugins, trainer.model, checkpoints, lambda: run.trainer._build_saved_training()
         )
     # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):

@@ -322,7 +322,7 @@ class TrainingRun:
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
         steps = self.plan.max_steps - self._schedule_offset
-        made: tuple[Any, Any] = self.trainer._optimizer_and_schedule(steps)
+        made: tuple[Any, Any] = self.trainer._create_optimizer_and_schedule(steps)
         return made
 
     @property

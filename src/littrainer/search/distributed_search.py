@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 Value = TypeVar("Value")
-RunsTrial = Callable[[Any], Any]
+TrialRunner = Callable[[Any], Any]
 # After the first of several processes has failed in a trial.
 MAX_WAIT_FOR_FAILURES_S = 60.0
 
@@ -41,7 +41,7 @@ class _EndSearch(NamedTuple):
     error: str | None = None
 
 
-def refuse_several_processes(args: TrainingArguments, option: str) -> None:
+def reject_multiple_processes(args: TrainingArguments, option: str) -> None:
     """Raise a SearchMistake if several processes train each trial, and an option such as `n_jobs=4` runs it in one."""
     if args.world_size > 1:
         raise SearchMistake(
@@ -51,7 +51,7 @@ def refuse_several_processes(args: TrainingArguments, option: str) -> None:
         )
 
 
-def search_with_all(trainer: Any, search: Callable[[RunsTrial], Value]) -> Value:
+def search_with_all(trainer: Any, search: Callable[[TrialRunner], Value]) -> Value:
     """Run a search whose trials all processes train together, and return its result in all of them.
 
     Parameters:
@@ -85,7 +85,7 @@ def _start_trial(trainer: Any, trial: Any) -> Any:
         # The library is loaded by the search that has made the trial.
         message = importlib.import_module("optuna").trial.FixedTrial(dict(trial.params), trial.number)
     broadcast_object(message)
-    return _run_together(trainer, trial)
+    return _run_trial_on_all_ranks(trainer, trial)
 
 
 def _run_trials_of_first(trainer: Any) -> Any:
@@ -94,7 +94,7 @@ def _run_trials_of_first(trainer: Any) -> Any:
     while not isinstance(message := broadcast_object(cast("Any", None)), _EndSearch):
         failure = None
         try:
-            _run_together(trainer, message)
+            _run_trial_on_all_ranks(trainer, message)
         except LostProcess:
             raise
         except Exception as error:
@@ -107,7 +107,7 @@ def _run_trials_of_first(trainer: Any) -> Any:
     raise FailedElsewhere(f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}")
 
 
-def _run_together(trainer: Any, trial: Any) -> Any:
+def _run_trial_on_all_ranks(trainer: Any, trial: Any) -> Any:
     """Run a trial that has failed if it fails in one process; a LostProcess if the others wait in the middle of it."""
     name = f"trial {trial.number}" if hasattr(trial, "number") else "a trial"
     with raise_on_all_ranks(name):

@@ -19,7 +19,7 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.distributed.failures import is_running
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.weak_attributes import without_callers_frames
-from littrainer.search.distributed_search import refuse_several_processes, search_with_all
+from littrainer.search.distributed_search import reject_multiple_processes, search_with_all
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import (
     COMPLETE,
@@ -31,9 +31,9 @@ from littrainer.search.record import (
     SearchRecord,
     TrialRecord,
     format_error,
-    no_trial_completed,
+    make_no_trial_error,
 )
-from littrainer.search.trial import TRIAL_FAILURES, fails_trial_only
+from littrainer.search.trial import TRIAL_FAILURES, is_trial_failure
 from littrainer.search.trial_processes import TrialProcesses, count_jobs
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def run_hp_search_optuna(
     storage, directions = kwargs.get("storage"), [direction] if isinstance(direction, str) else list(direction)
     jobs = count_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
     if jobs != 1:
-        refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
+        reject_multiple_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
 
     def search(run_trial: Callable[[Any], Any]) -> BestRun | list[BestRun]:
         with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder:
@@ -95,7 +95,7 @@ def run_hp_search_optuna(
                 else:
                     # This thread receives Ctrl-C and interrupts the processes; then the other thread ends.
                     with ThreadPoolExecutor(1) as thread, TrialProcesses(trainer, study, jobs, folder) as processes:
-                        current.run_trial, current.interrupt_others = processes.run, processes.interrupt
+                        current.run_trial, current.interrupt_processes = processes.run, processes.interrupt
                         thread.submit(current.optimize, **keywords).result()
             finally:
                 current.write_record()
@@ -139,7 +139,7 @@ class OptunaSearch:
     def __init__(self, trainer: Any, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]):
         self.trainer, self.study, self.run_trial, self.catch = trainer, study, run_trial, catch
         # Interrupts the trials that run at the same time.
-        self.interrupt_others: Callable[[], None] = lambda: None
+        self.interrupt_processes: Callable[[], None] = lambda: None
         # The error that ends the search.
         self.error: Exception | None = None
         self._id = uuid.uuid4().hex
@@ -228,10 +228,10 @@ class OptunaSearch:
             if is_a(error, "pruned trial"):
                 raise
             trial.set_user_attr(ERROR, format_error(error))
-            if not fails_trial_only(error, self.catch):
+            if not is_trial_failure(error, self.catch):
                 self.error = self.error or error
                 self.study.stop()
-                self.interrupt_others()
+                self.interrupt_processes()
             raise
         finally:
             # A trial that failed early may lack a parameter that `hp_name` reads.
@@ -245,14 +245,14 @@ class OptunaSearch:
     def write_record(self, *_: Any) -> None:
         """Write the record of all trials of the study; Optuna calls this after each trial."""
         with self._lock:
-            self._record.update(self._read_trials())
+            self._record.update(self._collect_trial_records())
 
-    def _read_trials(self) -> list[TrialRecord]:
+    def _collect_trial_records(self) -> list[TrialRecord]:
         """Return all trials of the study that have begun."""
         trials = self.study.get_trials(deepcopy=False)
-        return [self._read_trial(trial) for trial in trials if trial.state.name in STATES]
+        return [self._make_trial_record(trial) for trial in trials if trial.state.name in STATES]
 
-    def _read_trial(self, trial: Any) -> TrialRecord:
+    def _make_trial_record(self, trial: Any) -> TrialRecord:
         record = TrialRecord(str(trial.number), STATES[trial.state.name], parameters=dict(trial.params))
         record.folder = trial.user_attrs.get(FOLDER)
         record.distributions = {name: describe_distribution(drawn) for name, drawn in trial.distributions.items()}
@@ -266,9 +266,9 @@ class OptunaSearch:
 
     def best_runs(self) -> BestRun | list[BestRun]:
         """Return the best trial, or with several objectives all that no other surpasses."""
-        trials = self._read_trials()
+        trials = self._collect_trial_records()
         if not any(trial.state == COMPLETE for trial in trials):
-            raise no_trial_completed(trials, "With catch=() a search ends at the first failure, with its traceback.")
+            raise make_no_trial_error(trials, "With catch=() a search ends at the first failure, with its traceback.")
         has_several = len(self.study.directions) > 1
         best = self.study.best_trials if has_several else [self.study.best_trial]
         runs = [BestRun(str(trial.number), _get_objective(trial), trial.params) for trial in best]

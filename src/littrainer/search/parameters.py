@@ -26,7 +26,7 @@ MAX_EPOCHS = 5
 MAX_SEED = 40
 MICRO_BATCH_SIZES = [4, 8, 16, 32, 64]
 # An entry of Ray's configuration for its logger.
-NO_PARAMETERS = ("wandb",)
+IGNORED_CONFIG_KEYS = ("wandb",)
 
 
 class SearchMistake(TypeError):
@@ -83,9 +83,9 @@ def call_space(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def drawn_in(trial: Mapping[str, Any]) -> dict[str, Any]:
+def get_drawn_parameters(trial: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that Ray Tune or a sweep has drawn."""
-    return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
+    return {name: value for name, value in trial.items() if name not in IGNORED_CONFIG_KEYS}
 
 
 def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
@@ -111,16 +111,16 @@ def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
         if name in earlier:
             setattr(candidate, name, value)
         elif hasattr(args, name):
-            setattr(candidate, name, converted(args, name, value))
+            setattr(candidate, name, convert_parameter(args, name, value))
         else:
             _warn_of_unknown(name, args.__class__)
-    settle(candidate, parameters)
-    changed = {name for name, value in vars(candidate).items() if differs(value, vars(args).get(name))}
+    resolve_arguments(candidate, parameters)
+    changed = {name for name, value in vars(candidate).items() if has_changed(value, vars(args).get(name))}
     vars(args).update(vars(candidate))
     return changed
 
 
-def converted(args: Any, name: str, value: Any) -> Any:
+def convert_parameter(args: Any, name: str, value: Any) -> Any:
     """Return a value as its argument has it: of the type of the value before, as in transformers.
 
     But 0.1 stays 0.1 if the script wrote `weight_decay=0`, and "False" is false.
@@ -148,7 +148,7 @@ def _warn_of_unknown(name: str, cls: type) -> None:
     )
 
 
-def settle(args: Any, given: Container[str]) -> None:
+def resolve_arguments(args: Any, given: Container[str]) -> None:
     """Let arguments that were set decide over other names of the same things, and apply the rules of the constructor.
 
     Parameters:
@@ -172,7 +172,7 @@ def settle(args: Any, given: Container[str]) -> None:
         args._asked_for_bars = asked_for_bars
 
 
-def differs(new: Any, old: Any) -> bool:
+def has_changed(new: Any, old: Any) -> bool:
     """Return whether an argument has another value than before."""
     try:
         return new is not old and bool(new != old)

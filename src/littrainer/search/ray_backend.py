@@ -23,7 +23,7 @@ import ray.tune
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.redirection import redirect
-from littrainer.search.distributed_search import refuse_several_processes
+from littrainer.search.distributed_search import reject_multiple_processes
 from littrainer.search.parameters import call_space
 from littrainer.search.record import (
     COMPLETE,
@@ -35,23 +35,23 @@ from littrainer.search.record import (
     SearchRecord,
     TrialRecord,
     format_error,
-    no_trial_completed,
+    make_no_trial_error,
 )
 from littrainer.search.trainer_pickle import pack, unpack
-from littrainer.search.trial import fails_trial_only, run_trial
+from littrainer.search.trial import is_trial_failure, run_trial
 
 # The prefix of the names of an experiment and of its trials.
 NAME = "hyperparameter_search"
 # Entries of each result, with the evaluation's metrics.
 OBJECTIVE, STEP, LAST_STEP = "objective", "step", "max_steps"
 # Names of schedulers that need no evaluation during training, and that end trials and never pause them.
-NEEDS_NO_EVALUATION = "FIFOScheduler"
-NEVER_PAUSES = (NEEDS_NO_EVALUATION, "AsyncHyperBandScheduler")
+FIFO_SCHEDULER = "FIFOScheduler"
+NON_PAUSING_SCHEDULERS = (FIFO_SCHEDULER, "AsyncHyperBandScheduler")
 # Ray waits two seconds for the training of a trial that it has ended, too short to close the runs of trackers.
 THREAD_TIMEOUT, MAX_SHUTDOWN_S = "TUNE_FUNCTION_THREAD_TIMEOUT_S", "60"
 # Logs every checkpoint that is passed to Ray.
 CHECKPOINT_LOGGER = "ray.train._internal.storage"
-DIED = (
+PROCESS_DIED_MESSAGE = (
     "its process died without an error, most often as memory ran out (let fewer trials run at once, with "
     "max_concurrent_trials); Ray's logs of its worker may say more"
 )
@@ -77,10 +77,10 @@ def search_with_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) 
             several processes search together.
     """
     args, scheduler = trainer.args, kwargs.get("scheduler")
-    refuse_several_processes(args, 'backend="ray"')
+    reject_multiple_processes(args, 'backend="ray"')
     space = call_space(trainer.hp_space, None)
-    kind = NEEDS_NO_EVALUATION if scheduler is None else type(scheduler).__name__
-    if kind != NEEDS_NO_EVALUATION and not (args.do_eval and args.eval_strategy != IntervalStrategy.NO):
+    kind = FIFO_SCHEDULER if scheduler is None else type(scheduler).__name__
+    if kind != FIFO_SCHEDULER and not (args.do_eval and args.eval_strategy != IntervalStrategy.NO):
         raise RuntimeError(
             f"{kind} needs evaluations while trials train, and eval_strategy='no' gives none: set "
             "eval_strategy='steps' or 'epoch' in the arguments, or pass no scheduler."
@@ -105,7 +105,7 @@ def search_with_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) 
         path=list(sys.path),
         folder=os.getcwd(),
         is_redirected=redirect.is_installed(),
-        checkpoints_each_report=kind not in NEVER_PAUSES,
+        checkpoints_each_report=kind not in NON_PAUSING_SCHEDULERS,
     )
     trainable.__name__ = NAME
     try:
@@ -121,7 +121,7 @@ def search_with_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) 
     compared.trials = [trial for trial in analysis.trials if trial.status != "ERROR"]
     best = compared.get_best_trial(OBJECTIVE, direction[:3], os.environ.get("RAY_SCOPE", "last"))
     if best is None or OBJECTIVE not in (best.last_result or {}):
-        raise no_trial_completed(list(trials.records.values()))
+        raise make_no_trial_error(list(trials.records.values()))
     if best.is_finished():
         # Also if the scheduler stopped it.
         trials.keep(best, COMPLETE)
@@ -192,8 +192,8 @@ class RayTrials(ray.tune.Callback):
         with contextlib.suppress(Exception):
             error = ray.cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
-        self.keep(trial, FAILED, DIED if cause is None else format_error(cause))
-        if cause is not None and not fails_trial_only(cause):
+        self.keep(trial, FAILED, PROCESS_DIED_MESSAGE if cause is None else format_error(cause))
+        if cause is not None and not is_trial_failure(cause):
             self.mistake = error.as_instanceof_cause()
             raise self.mistake
 

@@ -137,7 +137,7 @@ class SearchRecord:
             )
 
 
-def best_of(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
+def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
     """Return the first complete trial with the best objective; of several objectives, all trials that none surpasses.
 
     A trial surpasses another one if it is better in one objective and worse in none.
@@ -157,7 +157,7 @@ def _surpasses(cost: list[float], other: list[float]) -> bool:
     return cost != other and all(ours <= theirs for ours, theirs in zip(cost, other, strict=True))
 
 
-def read_record(source: str | Path) -> StoredSearch:
+def load_search_record(source: str | Path) -> StoredSearch:
     """Return the search whose record is this file, or in this folder.
 
     Raises:
@@ -207,7 +207,7 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:MAX_ERROR_CHARACTERS] if message else type(error).__name__
 
 
-def no_trial_completed(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
+def make_no_trial_error(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
     """Return the error of a search without a complete trial, which names the first failure.
 
     Parameters:

@@ -18,9 +18,9 @@ from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.notes import kind_of
 from littrainer.runtime.remote_folder import address_of
 from littrainer.search.backends import find_backend
-from littrainer.search.parameters import call_space, differs, drawn_in, set_parameters
+from littrainer.search.parameters import call_space, get_drawn_parameters, has_changed, set_parameters
 from littrainer.search.record import BestRun
-from littrainer.search.trial import default_compute_objective, follow_arguments, release_memory
+from littrainer.search.trial import apply_changed_arguments, default_compute_objective, release_memory
 
 DIRECTIONS = ("minimize", "maximize")
 
@@ -124,14 +124,14 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
         release_memory(trainer)
         # A callback may have replaced them.
         trainer.args = args
-        changed = {name for name, value in vars(args).items() if differs(value, values.get(name))}
+        changed = {name for name, value in vars(args).items() if has_changed(value, values.get(name))}
         vars(args).clear()
         vars(args).update(values)
         plugin: Any = getattr(args, "deepspeed_plugin", None)
         if plugin is not None:
             # transformers may have the plugin of the last trial.
             plugin.select()
-        follow_arguments(trainer, changed, makes_accelerator=False)
+        apply_changed_arguments(trainer, changed, makes_accelerator=False)
         search.arguments_after = dict(values)
 
 
@@ -143,7 +143,7 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
     space, search = hp_space, trainer.session.search
     if space is None and search.last_backend == HPSearchBackend.OPTUNA:
         space = search.space
-    trial: Any = drawn_in(best.hyperparameters)
+    trial: Any = get_drawn_parameters(best.hyperparameters)
     parameters = trial
     if space is not None:
         # The names in the trial may differ from those of the arguments that the space makes of them.
@@ -152,7 +152,7 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
         trial = optuna.trial.FixedTrial(best.hyperparameters, number)
         parameters = call_space(space, trial)
     seed_of_model = search.seeds_of_models.get(best.run_id, trainer.args.seed)
-    follow_arguments(trainer, set_parameters(trainer.args, parameters))
+    apply_changed_arguments(trainer, set_parameters(trainer.args, parameters))
     search.seed_for_model = {trainer.args.seed: seed_of_model}
     if search.arguments_after is not None:
         # The script's later changes decide over these.

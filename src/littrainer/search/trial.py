@@ -18,7 +18,14 @@ from littrainer.distributed.collectives import LostProcess, broadcast_object, ra
 from littrainer.loop.checks import check_arguments
 from littrainer.loop.out_of_memory import empty_device_cache
 from littrainer.runtime.notes import kind_of
-from littrainer.search.parameters import SearchMistake, call_space, differs, drawn_in, set_parameters, settle
+from littrainer.search.parameters import (
+    SearchMistake,
+    call_space,
+    get_drawn_parameters,
+    has_changed,
+    resolve_arguments,
+    set_parameters,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +64,7 @@ class SearchState:
     saves_each_report: bool = False
 
 
-def fails_trial_only(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
+def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
     """Return whether the search continues after an error of a trial.
 
     Parameters:
@@ -103,7 +110,7 @@ def run_trial(
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
         if search.objective is None and resume_from_checkpoint is None:
             metrics = trainer.evaluate()
-            search.objective = objective_of(search.compute_objective, metrics)
+            search.objective = evaluate_objective(search.compute_objective, metrics)
             if on_last_evaluation is not None:
                 on_last_evaluation(metrics)
         return search.objective
@@ -119,7 +126,7 @@ def release_memory(trainer: Any) -> None:
 
     The Trainer has no model afterwards, until `train()` makes one.
     """
-    trainer.session = trainer.session.without_training()
+    trainer.session = trainer.session.copy_without_training()
     trainer.model = trainer.model_wrapped = None
     for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
         setattr(trainer.callback_handler, name, None)
@@ -131,7 +138,7 @@ def release_memory(trainer: Any) -> None:
 # ---- The arguments of a trial ----------------------------------------------------------------------------------------
 
 
-def is_of_search(trainer: Any, trial: Any) -> bool:
+def is_search_trial(trainer: Any, trial: Any) -> bool:
     """Return whether a training is a trial of a search."""
     return trial is not None and trainer.hp_search_backend is not None
 
@@ -139,7 +146,7 @@ def is_of_search(trainer: Any, trial: Any) -> bool:
 def begin_trial(trainer: Any, trial: Any) -> None:
     """Note the seed that the model of a trial is made with: that of the trial before, as in transformers."""
     search = trainer.session.search
-    search.seeds_of_models[str(id_of(search.backend, trial))] = trainer.args.seed
+    search.seeds_of_models[str(get_trial_id(search.backend, trial))] = trainer.args.seed
 
 
 def set_up_trial(trainer: Any, trial: Any) -> None:
@@ -155,20 +162,20 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     if trial is None and search.arguments_after is not None:
         # A training after a search follows the script's changes since then.
         before = search.arguments_after
-        changed = {name for name, value in vars(trainer.args).items() if differs(value, before.get(name))}
+        changed = {name for name, value in vars(trainer.args).items() if has_changed(value, before.get(name))}
         if changed:
-            settle(trainer.args, changed)
+            resolve_arguments(trainer.args, changed)
             search.arguments_after = dict(vars(trainer.args))
-            follow_arguments(trainer, changed)
-    if not is_of_search(trainer, trial):
+            apply_changed_arguments(trainer, changed)
+    if not is_search_trial(trainer, trial):
         return
-    parameters = drawn_in(trial) if isinstance(trial, Mapping) else call_space(search.space, trial)
+    parameters = get_drawn_parameters(trial) if isinstance(trial, Mapping) else call_space(search.space, trial)
     changed = set_parameters(trainer.args, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
-    follow_arguments(trainer, changed)
+    apply_changed_arguments(trainer, changed)
 
 
-def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = True) -> None:
+def apply_changed_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = True) -> None:
     """Make the parts of a Trainer again that depend on its arguments.
 
     Parameters:
@@ -178,7 +185,7 @@ def follow_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = 
     if makes_accelerator:
         check_arguments(trainer.args)
         trainer.create_accelerator_and_postprocess()
-    trainer._follow_arguments(changed)
+    trainer._apply_changed_arguments(changed)
 
 
 # ---- The reports of a trial ------------------------------------------------------------------------------------------
@@ -196,16 +203,16 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(measures.values()) if measures else loss  # type: ignore[return-value]
 
 
-def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
+def evaluate_objective(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
     """Return the objective of an evaluation: a number, or a list of several; the same in all processes."""
     with raise_on_all_ranks("computing the objective"):
         value = compute_objective(dict(metrics))
         has_several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
-        objective = [_to_number(entry) for entry in value] if has_several else _to_number(value)
+        objective = [_require_number(entry) for entry in value] if has_several else _require_number(value)
     return broadcast_object(objective)
 
 
-def _to_number(value: Any) -> float:
+def _require_number(value: Any) -> float:
     number = value.item() if getattr(value, "shape", None) == () else value
     if not isinstance(number, Real):
         raise SearchMistake(
@@ -219,13 +226,13 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
     """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
     Raises:
-        SearchMistake: as `objective_of`.
+        SearchMistake: as `evaluate_objective`.
         optuna.TrialPruned: the pruner ends the trial.
     """
     search = trainer.session.search
     if search.backend is None or trial is None:
         return
-    search.objective = objective_of(search.compute_objective, metrics)
+    search.objective = evaluate_objective(search.compute_objective, metrics)
     if isinstance(search.objective, list):
         # Optuna prunes by one objective only.
         return
@@ -246,7 +253,7 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
         raise pruned
 
 
-def id_of(backend: Any, trial: Any) -> Any:
+def get_trial_id(backend: Any, trial: Any) -> Any:
     """Return the id of a trial in its backend."""
     if backend == HPSearchBackend.RAY:
         return importlib.import_module("ray.tune").get_context().get_trial_id()
@@ -255,12 +262,12 @@ def id_of(backend: Any, trial: Any) -> Any:
     return getattr(trial, "number", "")
 
 
-def output_dir_of(trainer: Any, trial: Any) -> str:
+def get_trial_folder(trainer: Any, trial: Any) -> str:
     """Return the folder of a training's checkpoints: of a trial `run-<id>`, or the result of `hp_name`."""
-    if not is_of_search(trainer, trial):
+    if not is_search_trial(trainer, trial):
         return trainer.args.output_dir
     hp_name = trainer.hp_name
-    name = f"run-{id_of(trainer.hp_search_backend, trial)}" if hp_name is None else hp_name(trial)
+    name = f"run-{get_trial_id(trainer.hp_search_backend, trial)}" if hp_name is None else hp_name(trial)
     if not isinstance(name, str) or not name:
         raise SearchMistake(f"hp_name returned {name!r} ({kind_of(name)}); it has to return the trial's name as text.")
     return os.path.join(trainer.args.output_dir, name)

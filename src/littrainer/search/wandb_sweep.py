@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.search.distributed_search import RunsTrial, search_with_all
+from littrainer.search.distributed_search import TrialRunner, search_with_all
 from littrainer.search.parameters import SearchMistake, call_space
 from littrainer.search.record import (
     COMPLETE,
@@ -19,11 +19,11 @@ from littrainer.search.record import (
     BestRun,
     SearchRecord,
     TrialRecord,
-    best_of,
+    find_best_trials,
     format_error,
-    no_trial_completed,
+    make_no_trial_error,
 )
-from littrainer.search.trial import fails_trial_only
+from littrainer.search.trial import is_trial_failure
 from littrainer.tracking.wandb import WandbCallback
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class _Sweep:
     def __init__(
         self,
         trainer: Any,
-        run_trial: RunsTrial,
+        run_trial: TrialRunner,
         direction: str,
         sweep_id: str | None = None,
         metric: str | None = None,
@@ -120,9 +120,9 @@ class _Sweep:
         _wandb().agent(self.id, function=self._run_trial, count=n_trials, **self.owner)
         if self.error is not None:
             raise self.error
-        best = best_of(self.trials, [self.direction])
+        best = find_best_trials(self.trials, [self.direction])
         if not best:
-            raise no_trial_completed(self.trials)
+            raise make_no_trial_error(self.trials)
         objective: Any = best[0].objective
         return BestRun(best[0].id, objective, best[0].parameters, self.id)
 
@@ -149,7 +149,7 @@ class _Sweep:
             record.state, record.error = (PRUNED, None) if is_stopped else (FAILED, format_error(error))
             if is_stopped:
                 raise
-            if not fails_trial_only(error):
+            if not is_trial_failure(error):
                 self.error = error
                 raise
             _wandb().finish(exit_code=1)
