@@ -56,7 +56,6 @@ from littrainer.runtime.remote_folder import local_folder
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.session import TrainerAttributesBase
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
@@ -71,7 +70,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -131,7 +130,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         self.session.memory.start(CONSTRUCTION)
 
         # The accelerator may depend on the model.
-        self.model: Any = model
+        self.model = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
@@ -144,7 +143,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             args._n_gpu = 1
         else:
             args._warn_of_idle_gpus()
-        self.model_wrapped: Any = self.model
+        self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.data_collator = data_collator or default_collator_for(processing_class)
@@ -157,7 +156,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         with ShortTraceback():
             self._validate_args()
 
-        self.lightning_callbacks: list[Any] = []
+        self.lightning_callbacks = []
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
@@ -183,11 +182,11 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             stateful_callbacks=list(filter(is_exportable, exportable)),
         )
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-        self.model_preparation_time: float | None = None
-        self._signature_columns: list[str] | None = None
-        self._dropped_columns: dict[str | None, DroppedColumns] = {}
+        self.model_preparation_time = None
+        self._signature_columns = None
+        self._dropped_columns = {}
         self._train_batch_size = args.train_batch_size
-        self._parameters_without_embeddings: int | None = None
+        self._parameters_without_embeddings = None
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
         config: Any = getattr(self.model, "config", None)
         if config is not None:
