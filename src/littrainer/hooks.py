@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -23,10 +24,14 @@ from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
-from littrainer.callbacks.handler import restore_callbacks
+from littrainer.callbacks.handler import CallbackHandler, callbacks_in_list, restore_callbacks
+from littrainer.callbacks.lightning_callbacks import has_progress_bar
+from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
 from littrainer.checkpoint.manager import SavedTraining
+from littrainer.checkpoint.remote import send_files
 from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, state_io_for
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.checkpoint.writer import write_companions
@@ -41,12 +46,15 @@ from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_tha
 from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub.push_to_hub import finish_pushes, push_save
+from littrainer.hub.model_card import collect_badges, write_card
+from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes, push_save
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
+from littrainer.loop.development_run import trackers_reported_to
 from littrainer.loop.loss_normalization import EXACT, find_loss_head
 from littrainer.loop.out_of_memory import agree_on_failures, empty_device_cache
 from littrainer.loop.overrides import own_methods
+from littrainer.loop.preemption import listed_callbacks
 from littrainer.loop.reports import MemoryReport
 from littrainer.model.facts import facts_about
 from littrainer.model.traversal import move_to, parameters_of, train_all
@@ -54,14 +62,16 @@ from littrainer.optim.schedules import is_metric_driven, step_on_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
+from littrainer.runtime.remote_folder import local_folder
 from littrainer.search import trial as search_trial
 from littrainer.session import TrainerAttributesBase
 from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
 from littrainer.strategies.shards import is_sharded
+from littrainer.tracking.lightning_loggers import adopt_loggers
+from littrainer.tracking.selection import trackers_for
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.state import TrainerState
 
 
 logger = logging.getLogger(__name__)
@@ -118,6 +128,35 @@ class TrainerHooks(TrainerAttributesBase):
             self.session.memory = MemoryReport(not args.skip_memory_metrics)
         if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
             self.place_model_on_device = self._should_place_model()
+
+    # ---- Construction ------------------------------------------------------------------------------------------------
+
+    def _create_callbacks(
+        self,
+        default_callbacks: list[type],
+        callbacks: list[Any] | None,
+        add_callback: Callable[[Any], None],
+        progress_callback: type,
+    ) -> None:
+        self.lightning_callbacks = []
+        self.callback_handler = CallbackHandler(
+            default_callbacks, self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        )
+        argument_callbacks = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
+        for callback in [*argument_callbacks, *callbacks_in_list(callbacks)]:
+            add_callback(callback)
+        if not has_progress_bar(self.lightning_callbacks, self.args):
+            self.add_callback(PrinterCallback if self.args.disable_tqdm else progress_callback)
+        adopt_loggers(self, self.callback_handler)
+
+    def _create_state(self) -> None:
+        self.control = TrainerControl()
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=list(filter(is_exportable, callbacks)),
+        )
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -258,7 +297,7 @@ class TrainerHooks(TrainerAttributesBase):
     def create_accelerator_and_postprocess(self) -> None:
         """Create `accelerator` and read its settings."""
         self.accelerator = AcceleratorFacade(self.args)
-        # Some subclasses set `accelerator.gather` for one loop, which counts a short last batch as full.
+        # Some subclasses set `accelerator.gather` during a loop, which counts a short last batch as full.
         self._reset_gather_function()
         settle_deepspeed(self.args)
         self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
@@ -321,6 +360,11 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _finish_current_push(self) -> None:
         finish_pushes(self.push_in_progress)
+
+    def _finish_earlier_pushes(self) -> PushInProgress:
+        self._finish_current_push()
+        self.push_in_progress = get_pushes(self.args, self.push_in_progress)
+        return self.push_in_progress
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
@@ -506,7 +550,7 @@ class TrainerHooks(TrainerAttributesBase):
         return self.model_wrapped if is_flat else model
 
     def overrides_evaluation(self) -> bool:
-        """Whether a subclass or this instance overrides the evaluation, whose metrics may have other names."""
+        """Return whether a subclass or this instance overrides the evaluation, whose metrics may have other names."""
         return bool(self._find_overrides("evaluate", "evaluation_loop", "_evaluate"))
 
     def _find_overrides(self, *names: str) -> list[str]:
@@ -542,6 +586,30 @@ class TrainerHooks(TrainerAttributesBase):
         return metrics
 
     # ---- Saving and loading ------------------------------------------------------------------------------------------
+
+    def _write_model(self, output_dir: str | None, is_internal: bool) -> None:
+        if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
+            # The engine gathers the sharded parameters.
+            from littrainer.strategies.deepspeed import start_for_evaluation
+
+            start_for_evaluation(self)
+        state_io = self._build_state_io()
+        # A push saves the full model to output_dir by an internal call too.
+        is_in_checkpoint = is_internal and output_dir is not None
+        write = state_io.save_model_of_checkpoint if is_in_checkpoint else state_io.save_model
+        with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
+            folder = self.args.output_dir if output_dir is None else output_dir
+            folder = folder if is_in_checkpoint else local_folder(os.fspath(folder))
+            write(folder)
+        if not is_in_checkpoint and self.args.should_save:
+            send_files(folder)
+
+    def _write_model_card(self, parameters: dict[str, Any]) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        badges = collect_badges(self.callback_handler.callbacks)
+        write_card(self.args, self.state, model, dataset, badges, parameters)
+        send_files(self.args.output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir

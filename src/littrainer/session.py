@@ -1,4 +1,4 @@
-"""The state of a training, the attributes of a Trainer, and the course of one `train()` call."""
+"""The state of a training, the attributes of a Trainer, and the course of a `train()` call."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TrainingSession:
-    """The state of one training; the first session exists before `train()`, so that scripts can read it.
+    """The state of a training; the first session exists before `train()`, so that scripts can read it.
 
     A deep copy or a pickle contains only the fields that outlive a training.
 
@@ -287,7 +287,9 @@ class TrainerAttributesBase:
         ) -> dict[str, float]: ...
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
         def store_flos(self) -> None: ...
+        def add_callback(self, callback: Any) -> None: ...
         def call_model_init(self, trial: Any = None) -> nn.Module: ...
+        def is_local_process_zero(self) -> bool: ...
         def is_world_process_zero(self) -> bool: ...
         def _update_model_facts(self) -> None: ...
         def _find_overrides(self, *names: str) -> list[str]: ...
@@ -324,7 +326,7 @@ def train(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    """Run one training, from the first checks to its result."""
+    """Run a training, from the first checks to its result."""
     if is_search_trial(trainer, trial):
         begin_trial(trainer, trial)
         # Before the space is called, as in transformers, so that a seeded sampler draws the same values.
@@ -470,7 +472,7 @@ def train_with_batch_size(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    """Train with micro-batches of one size.
+    """Train with a fixed micro-batch size.
 
     Parameters:
         batch_size: samples per micro-batch, if `auto_find_batch_size` searches for the size.
