@@ -54,7 +54,7 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
         process.kill()
         process.wait()
     said = log.read_text()
-    assert 'The push of "Training in progress, step 2" to someone/run is on its way, and goes on though' in said
+    assert 'The push of "Training in progress, step 2" to someone/run is running, and continues though' in said
     assert "MemoryError: no memory for the third step" in said and "failed" not in said
     assert hub.repository().messages() == CHECKPOINT_STRATEGIES[:2]
     assert not (tmp_path / "run" / ".littrainer_push").exists()

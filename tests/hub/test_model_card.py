@@ -21,8 +21,8 @@ from littrainer.callbacks.state import TrainerState
 from littrainer.hub.model_card import (
     download_card,
     get_last_results,
-    hyperparameters,
     is_unedited,
+    list_hyperparameters,
 )
 from littrainer.hub.repository import CARD_NAME
 from tests.hub.runs import pushing_trainer
@@ -139,10 +139,10 @@ def test_results_are_from_the_last_evaluation_and_each_evaluation_set_has_its_co
 def test_hyperparameters_are_those_of_a_card_of_transformers_and_weight_decay(tmp_path: Path) -> None:
     always = ["learning_rate", "train_batch_size", "eval_batch_size", "seed", "optimizer", "lr_scheduler_type"]
     trainer = quiet_trainer(tmp_path, hub_token="hf_abc", run_name="private")
-    assert list(hyperparameters(trainer.args, trainer.state)) == [*always, "num_epochs"]
+    assert list(list_hyperparameters(trainer.args, trainer.state)) == [*always, "num_epochs"]
     changes: dict[str, Any] = {"weight_decay": 0.1, "warmup_steps": 3, "max_steps": 7, "gradient_accumulation_steps": 2}
     trainer = quiet_trainer(tmp_path, optim="adamw_torch", adam_beta2=0.95, label_smoothing_factor=0.2, **changes)
-    found = hyperparameters(trainer.args, trainer.state)
+    found = list_hyperparameters(trainer.args, trainer.state)
     assert {name: value for name, value in found.items() if name not in always} == {
         "gradient_accumulation_steps": "2",
         "total_train_batch_size": "8",

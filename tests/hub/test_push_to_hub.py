@@ -76,7 +76,7 @@ def test_a_push_that_failed_is_replaced_by_the_next_and_retried_once_at_the_end(
     assert sending.sent == ["model 1", "model 2"]
     pushes.finish()
     assert '"model 2"' in str(pushes.failure_at_end)
-    assert caplog.records[-1].getMessage().startswith(f"{pushes.failure_at_end} What was saved last is in output_dir")
+    assert caplog.records[-1].getMessage().startswith(f"{pushes.failure_at_end} The last save is in output_dir")
     sending.error = None
     sending.sent.clear()
     pushes.begin(push_of(tmp_path, 3))
