@@ -74,11 +74,11 @@ FOR_THEIR_TIME = (
     "test_benchmarks.py",
     "fidelity/test_heads.py",
     "lightning_adapter/test_run_lightning.py::test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk",
-    "runtime/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
+    "runtime/test_log_levels.py::test_a_default_script_gets_the_logs_and_a_single_warning",
     "tracking/services",
     "tracking/test_transformers_callbacks.py::test_under_the_redirection_the_classes_derive_from_transformers_own",
     "tracking/test_trials.py",
-    "loop/test_health.py::test_many_batches_may_be_left_out_between_two_checkpoints",
+    "loop/test_health.py::test_many_batches_can_be_skipped_between_two_checkpoints",
     "loop/test_interruption_report.py::test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130",
     "loop/test_memory_report.py",
 )

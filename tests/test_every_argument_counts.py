@@ -298,9 +298,11 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "torch_empty_cache_steps": (
         "loop/test_out_of_memory.py::test_the_cache_is_emptied_in_every_so_many_optimizer_steps"
     ),
-    "auto_find_batch_size": ("loop/test_out_of_memory.py::test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told"),
+    "auto_find_batch_size": (
+        "loop/test_out_of_memory.py::test_the_batch_size_shrinks_by_a_tenth_until_it_fits_with_a_warning"
+    ),
     "auto_micro_batch": (
-        "loop/test_fitting_micro_batches.py::test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out"
+        "loop/test_micro_batch_splitter.py::test_no_step_is_lost_and_weights_are_those_of_a_training_that_did_not_run_out"
     ),
     "report_to": "tracking/test_selection.py::test_names_become_callbacks_in_their_order_each_once",
     "run_name": "tracking/test_as_transformers.py::test_mlflow",
@@ -331,7 +333,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "hub_always_push": ("hub/test_pushing.py::test_training_does_not_wait_for_a_push_and_skips_saves_while_it_runs"),
     "output_dir": "loop/test_run.py::test_the_folder_follows_an_output_dir_that_a_callback_sets",
     "hang_timeout": (
-        "loop/test_watchdog.py::test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched"
+        "loop/test_watchdog.py::test_the_command_line_overrides_the_argument_and_without_both_nothing_is_watched"
     ),
     "max_tokens_per_batch": "data/test_token_batches.py::test_the_plan_knows_steps_and_samples",
     "pack_to_length": "data/test_packing.py::test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch",
@@ -371,9 +373,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
         "faults/test_preemption.py::test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training"
     ),
     "jit_checkpoint_signals": "faults/test_preemption.py::test_jit_checkpoint_signals_says_which_signals_save",
-    "resume_from_checkpoint": (
-        "loop/test_resuming.py::test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint"
-    ),
+    "resume_from_checkpoint": ("loop/test_resuming.py::test_auto_resumes_from_the_newest_intact_checkpoint"),
 }
 
 

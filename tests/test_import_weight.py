@@ -76,7 +76,7 @@ trainer.train()
 trainer.evaluate()
 trainer.predict(rows)
 facts["training"] = loaded(unused)
-facts["strategies"] = loaded({f"littrainer.strategies.{name}" for name in ("sharded_v1", "tensor_parallel")})
+facts["strategies"] = loaded({f"littrainer.strategies.{name}" for name in ("fsdp1", "tensor_parallel")})
 
 
 from torchmetrics.aggregation import MeanMetric

@@ -12,7 +12,7 @@ from torch import nn
 from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.arguments import process
 from littrainer.data.collators import RemoveColumnsCollator
-from tests.distributed.launchers import see_gpus, set_only
+from tests.distributed.launchers import fake_gpus, set_only
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
@@ -121,7 +121,7 @@ def test_a_script_under_plain_python_logs_once_how_to_train_on_all_gpus(
         place_model_on_device = False
 
     set_only(monkeypatch)
-    see_gpus(monkeypatch, 4)
+    fake_gpus(monkeypatch, 4)
     process._warn_of_idle_gpus.cache_clear()
     sharded: Any = VectorClassifier()
     sharded.hf_device_map = {"inner": 0, "head": 1}

@@ -59,6 +59,6 @@ def _run_command(arguments: list[str]) -> int:
         parser.parse_args(arguments)
     if name.endswith(".py") or os.path.isfile(name):
         parser.error(f"to run a script, put `run` before it: littrainer run {name}")
-    from littrainer.arguments.did_you_mean import suggestion
+    from littrainer.arguments.did_you_mean import suggest_name
 
-    parser.error(f"no command {name!r}; {suggestion(name, COMMANDS)}")
+    parser.error(f"no command {name!r}; {suggest_name(name, COMMANDS)}")

@@ -21,54 +21,59 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
-from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed, update_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
-from littrainer.callbacks.handler import CallbackHandler, callbacks_in_list, restore_callbacks
+from littrainer.callbacks.handler import CallbackHandler, normalize_callbacks, restore_callbacks
 from littrainer.callbacks.lightning_callbacks import has_progress_bar
 from littrainer.callbacks.progress import PrinterCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
 from littrainer.checkpoint.manager import SavedTraining
-from littrainer.checkpoint.remote import send_files
-from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, state_io_for
-from littrainer.checkpoint.weights import log_names_that_differ
-from littrainer.checkpoint.writer import write_companions
+from littrainer.checkpoint.remote import upload_files
+from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, choose_state_io
+from littrainer.checkpoint.weights import log_key_mismatch
+from littrainer.checkpoint.writer import write_tokenizer_and_args
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, accepted_columns, batch_without_names, without_extra_columns
-from littrainer.data.limits import overfits
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
-from littrainer.data.packing import packed
-from littrainer.data.resume.rng import capture_random_states
-from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.data.token_batches import batches_by_tokens, collated_up_to, length_groups_of
+from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
+from littrainer.data.limits import is_overfit_run
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
+from littrainer.data.packing import pack_documents
+from littrainer.data.resume.rng import get_rng_states
+from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
+from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import collect_badges, write_card
 from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes, push_save
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
-from littrainer.loop.development_run import trackers_reported_to
-from littrainer.loop.loss_normalization import EXACT, find_loss_head
-from littrainer.loop.out_of_memory import agree_on_failures, empty_device_cache
-from littrainer.loop.overrides import own_methods
-from littrainer.loop.preemption import listed_callbacks
+from littrainer.loop.fast_dev_run import select_trackers
+from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
+from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
+from littrainer.loop.overrides import find_overrides
+from littrainer.loop.preemption import make_jit_checkpoint_callbacks
 from littrainer.loop.reports import MemoryReport
-from littrainer.model.facts import facts_about
-from littrainer.model.traversal import move_to, parameters_of, train_all
+from littrainer.model.facts import read_model_facts
+from littrainer.model.traversal import list_parameters, move_model, set_training_mode
 from littrainer.optim.schedules import is_metric_driven, step_on_metric
-from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
+from littrainer.optim.stepping import clip_gradient_norm, is_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
 from littrainer.runtime.remote_folder import local_folder
 from littrainer.search import trial as search_trial
 from littrainer.session import TrainerAttributesBase
-from littrainer.strategies.model_wrapping import is_own_wrapping, move_to_device, prepared_model, wrapped_model
-from littrainer.strategies.shards import is_sharded
-from littrainer.tracking.lightning_loggers import adopt_loggers
-from littrainer.tracking.selection import trackers_for
+from littrainer.strategies.full_state import is_sharded
+from littrainer.strategies.model_wrapping import (
+    autocast_and_compile,
+    is_wrapped_by_trainer,
+    move_to_device,
+    wrap_for_training,
+)
+from littrainer.tracking.lightning_loggers import add_logger_trackers
+from littrainer.tracking.selection import create_trackers
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -99,13 +104,13 @@ class TrainerHooks(TrainerAttributesBase):
         return not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
 
     def _update_model_facts(self) -> None:
-        facts = facts_about(self.model)
+        facts = read_model_facts(self.model)
         self._described_model_class = type(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss
         self._loss_shifts_labels = facts.shifts_labels
-        self.label_smoother = loss.smoother_for(self.model, self.args.label_smoothing_factor)
+        self.label_smoother = loss.make_label_smoother(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _apply_changed_arguments(self, changed: set[str]) -> None:
@@ -114,7 +119,7 @@ class TrainerHooks(TrainerAttributesBase):
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         if "label_smoothing_factor" in changed:
-            self.label_smoother = loss.smoother_for(self.model, args.label_smoothing_factor)
+            self.label_smoother = loss.make_label_smoother(self.model, args.label_smoothing_factor)
         if "neftune_noise_alpha" in changed:
             self.neftune_noise_alpha = args.neftune_noise_alpha
         if "label_names" in changed:
@@ -142,12 +147,12 @@ class TrainerHooks(TrainerAttributesBase):
         self.callback_handler = CallbackHandler(
             default_callbacks, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        argument_callbacks = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
-        for callback in [*argument_callbacks, *callbacks_in_list(callbacks)]:
+        argument_callbacks = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
+        for callback in [*argument_callbacks, *normalize_callbacks(callbacks)]:
             add_callback(callback)
         if not has_progress_bar(self.lightning_callbacks, self.args):
             self.add_callback(PrinterCallback if self.args.disable_tqdm else progress_callback)
-        adopt_loggers(self, self.callback_handler)
+        add_logger_trackers(self, self.callback_handler)
 
     def _create_state(self) -> None:
         self.control = TrainerControl()
@@ -168,11 +173,11 @@ class TrainerHooks(TrainerAttributesBase):
         sampler_fn: Callable[[Any], Any] | None = None,
         is_training: bool = False,
         dataloader_key: str | None = None,
-    ) -> LookaheadLoader:
+    ) -> PrefetchLoader:
         args = self.args
         collate = self.data_collator
         if args.max_tokens_per_batch is not None and not isinstance(dataset, IterableDataset):
-            collate = partial(collated_up_to, args.max_tokens_per_batch, collate)
+            collate = partial(collate_up_to, args.max_tokens_per_batch, collate)
         # The untrimmed dataset has the column of lengths.
         untrimmed = dataset
         if is_a(dataset, "datasets.Dataset"):
@@ -181,12 +186,12 @@ class TrainerHooks(TrainerAttributesBase):
             collate = self._get_collator_with_removed_columns(collate, description=description)
         sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
         if args.max_tokens_per_batch is not None:
-            sampler = batches_by_tokens(
+            sampler = make_token_batch_sampler(
                 args, untrimmed, sampler, self.processing_class, self.data_collator, is_training
             )
         elif args.pack_to_length is not None and is_training:
             attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-            dataset, sampler, collate = packed(
+            dataset, sampler, collate = pack_documents(
                 args, (untrimmed, dataset), sampler, collate, self.processing_class, attention
             )
         settings = getattr(self.accelerator, "dataloader_config", None)
@@ -199,7 +204,7 @@ class TrainerHooks(TrainerAttributesBase):
             is_training=is_training,
             settings=settings,
         )
-        loader.hand_out_on(args.device, settings)
+        loader.set_destination(args.device, settings)
         if dataloader_key is not None and args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
@@ -208,18 +213,18 @@ class TrainerHooks(TrainerAttributesBase):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
             return None
-        if overfits(self):
+        if is_overfit_run(self):
             return SequentialSampler(dataset)
-        return train_sampler(self.args, dataset, self.processing_class)
+        return make_train_sampler(self.args, dataset, self.processing_class)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         if eval_dataset is None or not has_length(eval_dataset):
             return None
-        return evaluation_sampler(self.args, eval_dataset, self.processing_class)
+        return make_evaluation_sampler(self.args, eval_dataset, self.processing_class)
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
-            self._signature_columns = accepted_columns(self.model, self.label_names)
+            self._signature_columns = find_accepted_columns(self.model, self.label_names)
 
     def _get_signature_columns(self) -> list[str]:
         self._set_signature_columns_if_needed()
@@ -230,10 +235,10 @@ class TrainerHooks(TrainerAttributesBase):
             return dataset
         accepted = self._get_signature_columns()
         model_name = type(self.model).__name__
-        trimmed = without_extra_columns(dataset, accepted, model_name, description)
+        trimmed = drop_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
         self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
-        warn_that_lengths_are_dropped(self.args, dataset, trimmed)
+        warn_about_dropped_lengths(self.args, dataset, trimmed)
         return trimmed
 
     def _get_collator_with_removed_columns(
@@ -248,8 +253,10 @@ class TrainerHooks(TrainerAttributesBase):
         return collator
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        if not self.session.loss_head.is_known and self.args.loss_normalization == EXACT:
-            self.session.loss_head = find_loss_head(self, self.model_wrapped or self.model, batch_samples, device)
+        if not self.session.loss_reduction.is_known and self.args.loss_normalization == EXACT:
+            self.session.loss_reduction = detect_loss_reduction(
+                self, self.model_wrapped or self.model, batch_samples, device
+            )
         return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
@@ -261,32 +268,32 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _create_optimizer_and_schedule(self, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
-            from littrainer.strategies.deepspeed import optimizer_and_schedule
+            from littrainer.strategies.deepspeed import create_engine
 
             overridden = self._find_overrides("create_optimizer", "create_scheduler")
-            return optimizer_and_schedule(self, max_steps, overridden)
+            return create_engine(self, max_steps, overridden)
         # The schedule of an earlier train() may have a different length.
         if self._created_lr_scheduler:
             self.lr_scheduler = None
             self._created_lr_scheduler = False
-        if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
+        if self.model_wrapped is not self.model and is_wrapped_by_trainer(self.model_wrapped, self.model):
             # An earlier training has wrapped the model; as in transformers no time is counted.
             self.model_preparation_time = 0.0
         # An override that creates both is called before wrapping; otherwise the schedule may need the wrapped model.
         if self._find_overrides("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
-            wrapped = wrapped_model(self)
+            wrapped = wrap_for_training(self)
         else:
             self.create_optimizer()
-            wrapped = wrapped_model(self)
+            wrapped = wrap_for_training(self)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
         # A subclass's wrapper is for training only: evaluations then prepare the inner model.
-        self._model_is_prepared = is_own_wrapping(self.model_wrapped, self.model)
+        self._model_is_prepared = is_wrapped_by_trainer(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self) -> float:
-        if is_metric_driven(self.lr_scheduler) or self.schedule_is_replaced:
+        if is_metric_driven(self.lr_scheduler) or self.is_schedule_overridden:
             rate = self._require_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
@@ -299,9 +306,9 @@ class TrainerHooks(TrainerAttributesBase):
         self.accelerator = AcceleratorFacade(self.args)
         # Some subclasses set `accelerator.gather` during a loop, which counts a short last batch as full.
         self._reset_gather_function()
-        settle_deepspeed(self.args)
-        self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
-        self.is_fsdp_enabled = sharding_plan(self.args) is not None
+        update_deepspeed(self.args)
+        self.is_deepspeed_enabled = has_deepspeed(self.args)
+        self.is_fsdp_enabled = get_sharding_plan(self.args) is not None
 
     def _inner_training_loop(
         self,
@@ -368,16 +375,16 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
+            create_evaluation_engine(self)
         return model
 
     def _forward_for_training(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         speed = self.session.speed
-        train_all(model)
+        set_training_mode(model)
         if callable(train_mode := getattr(self.optimizer, "train", None)):
             train_mode()
         speed.enter("to_device")
@@ -389,17 +396,17 @@ class TrainerHooks(TrainerAttributesBase):
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
-            agreed = agree_on_failures(args, step - self.session.first_step, is_trial)
+            agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
             empty_device_cache()
-        return loss.normalised(self, value, num_items_in_batch)
+        return loss.scale_for_accumulation(self, value, num_items_in_batch)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
         if not hasattr(inputs, "__len__"):
-            raise batch_without_names(inputs, self.model)
+            raise make_unnamed_batch_error(inputs, self.model)
         if len(inputs) == 0:
             removed = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
             names = f" ({', '.join(removed)})" if removed else ""
@@ -414,9 +421,9 @@ class TrainerHooks(TrainerAttributesBase):
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
-                from littrainer.strategies.deepspeed import in_number_format
+                from littrainer.strategies.deepspeed import cast_to_engine_dtype
 
-                data = in_number_format(self.args, data)
+                data = cast_to_engine_dtype(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             kind: Any = type(data)
@@ -428,7 +435,7 @@ class TrainerHooks(TrainerAttributesBase):
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        parameters = parameters_of(model)
+        parameters = list_parameters(model)
         # An override may clip a part of the model. DDP shares its parameters with the model.
         inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
         self.session.clipped = parameters if inner is self.model else None
@@ -440,17 +447,17 @@ class TrainerHooks(TrainerAttributesBase):
         # An infinite bound only computes the norm.
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, float("inf"))
-        return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
+        return self.accelerator.clip_grad_norm_(list_parameters(model), float("inf"))
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
         # Gradients are sharded only between connected processes, and never by DDP.
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return are_connected and lie_on_several_meshes(parameters_of(model))
+        return are_connected and is_on_several_meshes(list_parameters(model))
 
     def _mixed_mesh_grad_norm(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(model.parameters(), max_norm)
+        return clip_gradient_norm(model.parameters(), max_norm)
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         if self.args.include_num_input_tokens_seen != "no":
@@ -472,7 +479,7 @@ class TrainerHooks(TrainerAttributesBase):
         state, summed, preemption, speed = self.state, self.session.loss, self.preemption, self.session.speed
         if self.control.should_log and state.global_step > summed.step_of_last_log:
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            logs = log_eval_save.logs_since_last(summed, tr_loss, state.global_step, grad_norm, rate)
+            logs = log_eval_save.collect_logs(summed, tr_loss, state.global_step, grad_norm, rate)
             logs.update(self.session.tracked.take(self.args.device))
             self.store_flos()
             logs.update(speed.logs(state, self.control))
@@ -483,7 +490,7 @@ class TrainerHooks(TrainerAttributesBase):
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
                 if self.args.save_strategy == SaveStrategy.BEST:
                     self.control.should_save = is_new_best
-        preemption.save_and_stop_if_asked(state, self.control)
+        preemption.request_save_and_stop(state, self.control)
         if not self.control.should_save:
             return
         speed.enter("save")
@@ -515,14 +522,14 @@ class TrainerHooks(TrainerAttributesBase):
             self._push_from_checkpoint(folder)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        return log_eval_save.remember_if_best(self.args, self.state, metrics)
+        return log_eval_save.update_best_metric(self.args, self.state, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        with run_lightning.validation_round(self):
+        with run_lightning.group_validations(self):
             metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if is_metric_driven(self.lr_scheduler) and not skip_scheduler:
@@ -535,7 +542,7 @@ class TrainerHooks(TrainerAttributesBase):
         if not self._model_is_prepared and model is self.model:
             start_time = time.time()
             move_to_device(self)
-            model = prepared_model(self)
+            model = autocast_and_compile(self)
             # A model wrapped by FSDP version 1 is used by the training.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
@@ -554,7 +561,7 @@ class TrainerHooks(TrainerAttributesBase):
         return bool(self._find_overrides("evaluate", "evaluation_loop", "_evaluate"))
 
     def _find_overrides(self, *names: str) -> list[str]:
-        return own_methods(self, names)
+        return find_overrides(self, names)
 
     def _reset_gather_function(self) -> None:
         gather = self.accelerator.gather_for_metrics
@@ -569,7 +576,7 @@ class TrainerHooks(TrainerAttributesBase):
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        with run_lightning.validation_round(self):
+        with run_lightning.group_validations(self):
             for name, dataset in datasets.items():
                 keywords = {"ignore_keys": ignore_keys, "metric_key_prefix": f"{prefix}_{name}", **gen_kwargs}
                 metrics.update(self.evaluate(name if are_named else dataset, **keywords))
@@ -580,7 +587,7 @@ class TrainerHooks(TrainerAttributesBase):
         num_samples = output.num_samples or 0
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
         steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
-        if length_groups_of(self.callback_handler.eval_dataloader) is not None:
+        if find_length_groups(self.callback_handler.eval_dataloader) is not None:
             steps = len(self.callback_handler.eval_dataloader)
         metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
         return metrics
@@ -590,31 +597,31 @@ class TrainerHooks(TrainerAttributesBase):
     def _write_model(self, output_dir: str | None, is_internal: bool) -> None:
         if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
             # The engine gathers the sharded parameters.
-            from littrainer.strategies.deepspeed import start_for_evaluation
+            from littrainer.strategies.deepspeed import create_evaluation_engine
 
-            start_for_evaluation(self)
+            create_evaluation_engine(self)
         state_io = self._build_state_io()
         # A push saves the full model to output_dir by an internal call too.
         is_in_checkpoint = is_internal and output_dir is not None
-        write = state_io.save_model_of_checkpoint if is_in_checkpoint else state_io.save_model
-        with part_of_training(SAVE), run_lightning.weights_to("save", self.lightning_module):
+        write = state_io.save_checkpoint_model if is_in_checkpoint else state_io.save_model
+        with part_of_training(SAVE), run_lightning.swap_in_weights_for("save", self.lightning_module):
             folder = self.args.output_dir if output_dir is None else output_dir
             folder = folder if is_in_checkpoint else local_folder(os.fspath(folder))
             write(folder)
         if not is_in_checkpoint and self.args.should_save:
-            send_files(folder)
+            upload_files(folder)
 
     def _write_model_card(self, parameters: dict[str, Any]) -> None:
         model = self.accelerator.unwrap_model(self.model)
         dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
         badges = collect_badges(self.callback_handler.callbacks)
         write_card(self.args, self.state, model, dataset, badges, parameters)
-        send_files(self.args.output_dir)
+        upload_files(self.args.output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
-        write_companions(folder, self.args, self._get_processing_class_to_save())
+        write_tokenizer_and_args(folder, self.args, self._get_processing_class_to_save())
 
     def _get_processing_class_to_save(self) -> Any:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
@@ -623,7 +630,7 @@ class TrainerHooks(TrainerAttributesBase):
         return search_trial.get_trial_folder(self, trial)
 
     def _build_state_io(self) -> FullStateIO:
-        return state_io_for(
+        return choose_state_io(
             TrainingObjects(
                 self.args,
                 self.model,
@@ -642,7 +649,7 @@ class TrainerHooks(TrainerAttributesBase):
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
-        weights = partial(run_lightning.weights_to, "save", self.lightning_module)
+        weights = partial(run_lightning.swap_in_weights_for, "save", self.lightning_module)
         when_complete = self._on_background_save_done
         return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
@@ -658,7 +665,7 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self._build_state_io().save_optimizer(Path(output_dir))
-        if self.args.should_save and not getattr(self.lr_scheduler, "is_kept_by_engine", False):
+        if self.args.should_save and not getattr(self.lr_scheduler, "is_saved_by_engine", False):
             self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
 
     def _save_scaler(self, output_dir: str) -> None:
@@ -668,9 +675,7 @@ class TrainerHooks(TrainerAttributesBase):
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        self.session.checkpoints.staged(output_dir).write_objects(
-            {random_state_name(self.args): capture_random_states()}
-        )
+        self.session.checkpoints.staged(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
@@ -678,12 +683,12 @@ class TrainerHooks(TrainerAttributesBase):
         self._build_state_io().load_model(target, Path(resume_from_checkpoint), to_resume=True)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        log_names_that_differ(load_result)
+        log_key_mismatch(load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self._build_state_io().load_optimizer(Path(checkpoint))
-            reader.load_schedule(self.lr_scheduler, len(self._require_optimizer().param_groups), Path(checkpoint))
+            reader.load_scheduler(self.lr_scheduler, len(self._require_optimizer().param_groups), Path(checkpoint))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -706,7 +711,7 @@ class TrainerHooks(TrainerAttributesBase):
         logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
         state_io = self._build_state_io()
-        if state_io.holds_weights(folder):
+        if state_io.has_weights(folder):
             state_io.load_model(self.model, folder, to_resume=False)
         else:
             logger.warning(
@@ -714,7 +719,7 @@ class TrainerHooks(TrainerAttributesBase):
             )
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        move_to(model, device)
+        move_model(model, device)
 
     # ---- Hyperparameter search ---------------------------------------------------------------------------------------
 

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.compat.v4_trainer import accepts_earlier_keywords
+from littrainer.compat.v4_trainer import accept_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
-from littrainer.loop.overrides import of_the_package
+from littrainer.loop.overrides import register_package_class
 from littrainer.trainer import Trainer
 
 
-@of_the_package
+@register_package_class
 class Seq2SeqTrainer(Trainer):
     """A Trainer that evaluates and predicts with the model's `generate`, if `predict_with_generate` is set.
 
@@ -33,7 +33,7 @@ class Seq2SeqTrainer(Trainer):
     # Keywords of `generate` during an `evaluate` or `predict`.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -82,9 +82,9 @@ class Seq2SeqTrainer(Trainer):
         """
         unused = ", ".join(f"{name}={value!r}" for name, value in keywords.items() if value is not None)
         if unused and not getattr(self.args, "predict_with_generate", False):
-            generation.note_keywords_without_effect(unused)
+            generation.log_unused_keywords(unused)
         before = self._gen_kwargs, self.gather_function
-        self._gen_kwargs = generation.keywords_of_a_call(self.args, keywords)
+        self._gen_kwargs = generation.merge_generation_keywords(self.args, keywords)
         self.gather_function = self.accelerator.gather_each_sample
         try:
             yield
@@ -155,14 +155,16 @@ class Seq2SeqTrainer(Trainer):
             model, inputs, prediction_loss_only, ignore_keys: as in `Trainer.prediction_step`.
             gen_kwargs: keywords of the model's `generate`, instead of those of the call and the arguments.
         """
-        if prediction_loss_only or not generation.is_asked_for(self.args):
+        if prediction_loss_only or not generation.is_generation_requested(self.args):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        generation.check_that_it_can_generate(self.model)
+        generation.check_can_generate(self.model)
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         keywords = gen_kwargs or self._gen_kwargs
-        tokens = generation.generated_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
-        tokens, padded_labels = generation.padded_alike(self.model, tokens, labels, self._pad_tensors_to_max_len)
+        tokens = generation.generate_tokens(self.model, inputs, keywords, self.args.world_size, self.processing_class)
+        tokens, padded_labels = generation.pad_tokens_and_labels(
+            self.model, tokens, labels, self._pad_tensors_to_max_len
+        )
         if labels is None:
             return None, tokens, None
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -174,4 +176,6 @@ class Seq2SeqTrainer(Trainer):
         return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        return generation.padded(tensor, max_length, generation.padding_token(self.model, self.processing_class))
+        return generation.pad_to_length(
+            tensor, max_length, generation.find_padding_token(self.model, self.processing_class)
+        )

@@ -20,39 +20,39 @@ from littrainer.callbacks.handler import notify_of_failure
 from littrainer.checkpoint.distributed_resume import (
     AUTO,
     READ_BY,
-    checkpoint_for_all,
-    needed_to_resume,
-    resumed_after_restart,
+    choose_checkpoint,
+    find_restart_checkpoint,
+    get_required_files,
 )
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_state
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
-from littrainer.checkpoint.store import store_of
-from littrainer.data.limits import check_order_stays, overfits
-from littrainer.data.loaders import warn_of_another_loader
+from littrainer.checkpoint.run_record import describe_run, write_run_record
+from littrainer.checkpoint.store import get_store
+from littrainer.data.limits import check_order_is_fixed, is_overfit_run
+from littrainer.data.loaders import warn_about_ignored_batching
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.push_to_hub import report_pushes_on_error
 from littrainer.hub.repository import HubState
 from littrainer.lightning_adapter.run_lightning import LightningState, fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.development_run import trial_where_asked_for
+from littrainer.loop.fast_dev_run import apply_fast_dev_run
 from littrainer.loop.health import HealthGuard, RollbackRequested, SkippingHealthGuard
-from littrainer.loop.log_eval_save import saves_in_background
+from littrainer.loop.log_eval_save import can_save_in_background
 from littrainer.loop.loss import RunningLoss
-from littrainer.loop.loss_normalization import UNKNOWN, LossHead
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.out_of_memory import drop_training_objects, train_with_fitting_batch_size
+from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.out_of_memory import drop_training_objects, train_with_auto_batch_size
 from littrainer.loop.plan import TrainingPlan
-from littrainer.loop.preemption import Preemption, reported_interruption
+from littrainer.loop.preemption import Preemption, report_ctrl_c
 from littrainer.loop.reports import InputTokenCounter, MemoryReport
 from littrainer.loop.run import TrainingRun
 from littrainer.loop.speed import NoSpeedLog, SpeedLog
-from littrainer.loop.tracked_means import TrackedMeans, tracked_by
+from littrainer.loop.tracked_means import TrackedMeans, collect_tracked_values
 from littrainer.loop.watchdog import Watchdog
 from littrainer.optim.optimizers import Optimization
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.interruptions import UpdateGuard
 from littrainer.runtime.notes import END, part_of_training
 from littrainer.runtime.seeds import enable_full_determinism, set_seed
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.handler import CallbackHandler
-    from littrainer.callbacks.lightning_metrics import ValidationRounds
+    from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
     from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.compat.accelerator import AcceleratorFacade
     from littrainer.data.columns import DroppedColumns
@@ -84,7 +84,7 @@ class TrainingSession:
         checkpoints: saves and prunes checkpoints.
         tokens: counts input tokens.
         loss: the running sum of losses.
-        loss_head: the model's loss reduction, as detected in the first window.
+        loss_reduction: the model's loss reduction, as detected in the first window.
         tracked: values of `Trainer.track`.
         health: detects non-finite numbers and spikes.
         run: the training; None before it begins.
@@ -113,7 +113,7 @@ class TrainingSession:
     checkpoints: CheckpointManager = field(default_factory=CheckpointManager)
     tokens: InputTokenCounter = field(default_factory=InputTokenCounter)
     loss: RunningLoss = field(default_factory=RunningLoss)
-    loss_head: LossHead = UNKNOWN
+    loss_reduction: LossReduction = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
@@ -190,13 +190,13 @@ class TrainerAttributesBase:
     # ---- Attributes of the session, under transformers' names; libraries set some of them
     optimizer: torch.optim.Optimizer | None = session_attribute("optimization.optimizer")
     lr_scheduler: Any = session_attribute("optimization.schedule")
-    _created_lr_scheduler: bool = session_attribute("optimization.schedule_is_own")
-    schedule_is_replaced: bool = session_attribute("optimization.schedule_is_replaced")
+    _created_lr_scheduler: bool = session_attribute("optimization.is_default_schedule")
+    is_schedule_overridden: bool = session_attribute("optimization.is_schedule_overridden")
     lightning_trainer: Any = session_attribute("lightning.trainer")
     lightning_module: Any = session_attribute("lightning.module")
-    validation_rounds: ValidationRounds = session_attribute("lightning.validation_rounds")
+    deferred_validation_end: DeferredValidationEnd = session_attribute("lightning.deferred_validation_end")
     _tr_loss: torch.Tensor = session_attribute("loss.since_last_log")
-    _loss_head: LossHead = session_attribute("loss_head")
+    _loss_reduction: LossReduction = session_attribute("loss_reduction")
     _total_loss_scalar: float = session_attribute("loss.before_last_log")
     _globalstep_last_logged: int = session_attribute("loss.step_of_last_log")
     _initial_global_step: int = session_attribute("first_step")
@@ -352,18 +352,18 @@ def train(
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, write_record)
     # The command in this report resumes a training; an interrupted search is resumed by the call that began it.
-    reported = reported_interruption(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
+    reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
-        trial_where_asked_for(trainer, resume_from_checkpoint),
+        apply_fast_dev_run(trainer, resume_from_checkpoint),
         contextlib.nullcontext() if is_on_ray else folder_lock,
         notify_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         report_pushes_on_error(lambda: trainer.push_in_progress),
-        tracked_by(trainer.session.tracked),
+        collect_tracked_values(trainer.session.tracked),
         Watchdog(trainer.args, lambda: trainer.state, functools.partial(_watchdog_targets, trainer.session)),
     ):
         if trial is None:
-            resume_from_checkpoint = resumed_after_restart(resume_from_checkpoint, trainer.args.output_dir)
+            resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
@@ -383,7 +383,7 @@ def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Itera
     # An unreadable record is not restored.
     with contextlib.suppress(OSError):
         previous = record.read_bytes()
-    session.checkpoints.facts = facts_of_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
+    session.checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
     write_run_record(trainer.args, folder, session.checkpoints.facts)
     try:
         yield
@@ -393,7 +393,7 @@ def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Itera
                 if is_new:
                     record.unlink()
                 elif previous is not None:
-                    write_whole(record, previous)
+                    write_atomically(record, previous)
         raise
 
 
@@ -404,10 +404,10 @@ def _train_from(
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
     args = trainer.args
-    trainer.preemption = Preemption.for_arguments(args)
+    trainer.preemption = Preemption.create(args)
     guard = SkippingHealthGuard if args.on_nonfinite in ("skip", "rollback") else HealthGuard
     trainer.session.health = guard(args.on_nonfinite, args.spike_factor)
-    trainer.session.checkpoints.is_async = saves_in_background(args, trainer)
+    trainer.session.checkpoints.is_async = can_save_in_background(args, trainer)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None and not is_search_trial(trainer, trial):
@@ -417,9 +417,9 @@ def _train_from(
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
             # The constructor does not move a model that evaluations cast.
             trainer._move_model_to_device(trainer.model, args.device)
-        readers = needed_to_resume(trainer._find_overrides(*READ_BY))
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, readers)
-        with trainer.update_guard, trainer.session.memory.measuring("train"), model_prepared_for_training(trainer):
+        readers = get_required_files(trainer._find_overrides(*READ_BY))
+        checkpoint = choose_checkpoint(resume_from_checkpoint, args, readers)
+        with trainer.update_guard, trainer.session.memory.measure("train"), prepare_model_for_training(trainer):
             if checkpoint is not None:
                 with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
@@ -428,7 +428,7 @@ def _train_from(
             first_optimizers = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
-                    return train_with_fitting_batch_size(
+                    return train_with_auto_batch_size(
                         trainer,
                         lambda: trainer._inner_training_loop(
                             batch_size=trainer._train_batch_size,
@@ -456,8 +456,8 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     session.checkpoints.wait()
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
-    source = session.health.roll_back(fault, session.run.plan.without_windows(1, trainer.args).max_steps)
-    checkpoint = checkpoint_for_all(source, trainer.args, needed_to_resume(trainer._find_overrides(*READ_BY)))
+    source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
+    checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Clear the state of gradients that were unscaled for a skipped step.
@@ -488,9 +488,9 @@ def train_with_batch_size(
     if trainer.args.auto_find_batch_size and batch_size is not None:
         trainer._update_auto_batch_size(batch_size)
     loader = trainer.get_train_dataloader()
-    warn_of_another_loader(trainer.args, loader)
-    if overfits(trainer):
-        check_order_stays(loader)
+    warn_about_ignored_batching(trainer.args, loader)
+    if is_overfit_run(trainer):
+        check_order_is_fixed(loader)
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
         trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
@@ -503,9 +503,9 @@ def train_with_batch_size(
     run.prepare_state()
     with raise_on_all_ranks(f"looking into {run.folder}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
-        store_of(run.folder).refuse_folders_of_others(steps)
+        get_store(run.folder).refuse_foreign_folders(steps)
     run.announce()
-    if run.epochs_left > 0:
+    if run.remaining_epochs > 0:
         fit(trainer, run)
     else:
         run.begin_without_steps()

@@ -17,19 +17,19 @@ from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.handler import DefaultFlowCallback, popped
+from littrainer.callbacks.handler import DefaultFlowCallback, pop_matching
 from littrainer.callbacks.lightning_callbacks import add_lightning_callback, remove_lightning_callback
 from littrainer.callbacks.progress import default_progress_callback
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.remote import send_files
-from littrainer.checkpoint.run_record import facts_of_run, write_run_record
+from littrainer.checkpoint.remote import upload_files
+from littrainer.checkpoint.run_record import describe_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
-from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
-from littrainer.data.collators import default_collator_for
-from littrainer.data.columns import naming_dropped_columns
+from littrainer.compat.v4_trainer import EarlierTrainerMembers, accept_earlier_keywords
+from littrainer.data.collators import get_default_collator
+from littrainer.data.columns import explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
-from littrainer.distributed.layout import follow_model, tensor_parallel_size
+from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
@@ -37,24 +37,24 @@ from littrainer.hooks import NO_CONTEXT, TrainerHooks
 from littrainer.hub.model_card import Texts
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
 from littrainer.hub.repository import make_repository
-from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.conversion import convert_lightning_checkpoint
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import checks, loss, reports
-from littrainer.loop.development_run import pushes_by_itself
-from littrainer.loop.overrides import accept_earlier_signatures, of_the_package, refuse_ignored_overrides
+from littrainer.loop.fast_dev_run import should_push_automatically
+from littrainer.loop.overrides import accept_earlier_signatures, refuse_ignored_overrides, register_package_class
 from littrainer.loop.plan import plan_training
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
-from littrainer.model.facts import parameters_without_embeddings
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.model.facts import count_parameters_without_embeddings
+from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
-from littrainer.redirection.redirect import collect_garbage_as_usual
+from littrainer.redirection.redirect import restore_gc_threshold
 from littrainer.runtime.notes import EVALUATION, part_of_training
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.strategies.shards import free_gathered
+from littrainer.strategies.full_state import reshard_gathered
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
@@ -65,7 +65,7 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
-@of_the_package
+@register_package_class
 class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
     """A trainer and evaluator on Lightning, with the interface and the numbers of transformers' Trainer.
 
@@ -91,7 +91,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
     # True if `compute_loss` divides by the window; None: it does if the model received `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None = None
 
-    @accepts_earlier_keywords(tokenizer="processing_class")
+    @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -111,7 +111,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         checks.check_args(args)
-        self.lightning_keywords = checks.checked_lightning_keywords(lightning)
+        self.lightning_keywords = checks.validate_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
@@ -125,7 +125,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
-        follow_model(args, self.model)
+        set_layout_from_model(args, self.model)
         self.is_model_parallel = self._has_foreign_device_map()
         self.place_model_on_device = self._should_place_model()
         if self.place_model_on_device:
@@ -137,10 +137,10 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
-        self.data_collator = data_collator or default_collator_for(processing_class)
+        self.data_collator = data_collator or get_default_collator(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
+        self.optimizer, self.lr_scheduler = checks.validate_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._update_model_facts()
@@ -150,7 +150,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         # An override of add_callback receives only the progress callback, and callbacks added later.
         add_callback = partial(Trainer.add_callback, self)
         self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
-        if pushes_by_itself(self):
+        if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
         with raise_on_all_ranks(f"creating output_dir={args.output_dir}"):
@@ -166,7 +166,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if (config := getattr(self.model, "config", None)) is not None:
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
-        collect_garbage_as_usual()
+        restore_gc_threshold()
 
     def _validate_args(self) -> None:
         checks.check_construction(self)
@@ -197,7 +197,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         key = "eval" if is_default else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
             return self._eval_dataloaders[key]
-        dataset = checks.chosen_eval_dataset(self.eval_dataset, eval_dataset)
+        dataset = checks.select_eval_dataset(self.eval_dataset, eval_dataset)
         checks.check_not_empty(dataset, "eval_dataset")
         batch_size, sampler_fn = self.args.eval_batch_size, self._get_eval_sampler
         return self._get_dataloader(
@@ -259,7 +259,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if self.optimizer is None:
             model = self.model if model is None else model
             # Otherwise gathered parameters of earlier forward passes would be trained instead of the shards.
-            free_gathered(model)
+            reshard_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             choice = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             self.optimizer = build_optimizer(model, groups, *choice)
@@ -293,7 +293,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Raises:
             ValueError, ImportError: its settings are invalid, or its library is not installed.
         """
-        return optimizer_class_and_keywords(args, model)
+        return get_optimizer_class_and_keywords(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of the parameters with weight decay: all except norms and biases.
@@ -301,11 +301,11 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             model: the model.
         """
-        return decayed_parameter_names(model)
+        return get_decayed_parameter_names(model)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
-    @accepts_earlier_keywords(model_path="resume_from_checkpoint")
+    @accept_earlier_keywords(model_path="resume_from_checkpoint")
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
@@ -325,8 +325,8 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         """
         with (
             ShortTraceback(),
-            naming_dropped_columns(self),
-            checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+            explain_dropped_columns(self),
+            convert_lightning_checkpoint(self, resume_from_checkpoint) as checkpoint,
         ):
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
@@ -372,8 +372,8 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             return_outputs: return the pair of loss and model outputs.
             num_items_in_batch: label tokens in the whole window, the divisor of a summed loss.
         """
-        value, outputs = loss.loss_and_outputs(self, model, inputs, num_items_in_batch)
-        value = loss.scaled_for_mean_gradient(self, value, num_items_in_batch)
+        value, outputs = loss.compute_loss_and_outputs(self, model, inputs, num_items_in_batch)
+        value = loss.scale_for_gradient_mean(self, value, num_items_in_batch)
         return (value, outputs) if return_outputs else value
 
     def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
@@ -446,9 +446,9 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         with (
             ShortTraceback(),
             part_of_training(EVALUATION),
-            run_lightning.validation_round(self),
-            naming_dropped_columns(self),
-            self.session.memory.measuring("eval"),
+            run_lightning.group_validations(self),
+            explain_dropped_columns(self),
+            self.session.memory.measure("eval"),
         ):
             dataloader = self.get_eval_dataloader(chosen)
             start_time = time.time()
@@ -477,7 +477,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), naming_dropped_columns(self), self.session.memory.measuring("test"):
+        with ShortTraceback(), explain_dropped_columns(self), self.session.memory.measure("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -511,7 +511,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix, bool(overrides)
         )
         with (
-            run_lightning.validation_round(self),
+            run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
         ):
@@ -546,7 +546,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             output_dir: a folder, or a URL such as s3://bucket/model; by default `args.output_dir`.
         """
         self._write_model(output_dir, _internal_call)
-        if pushes_by_itself(self) and not _internal_call:
+        if should_push_automatically(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
@@ -554,9 +554,9 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # The weights have changed since the start, so only the training's own facts describe it.
-            facts = self.session.checkpoints.facts or facts_of_run(None, self.train_dataset, self.eval_dataset)
+            facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -683,7 +683,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         """
         if self.is_world_process_zero():
             reports.save_metrics(self.args.output_dir, split, metrics, combined)
-            send_files(self.args.output_dir)
+            upload_files(self.args.output_dir)
 
     def store_flos(self) -> None:
         """Add the operations since the last call to the state."""
@@ -700,7 +700,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
-            self._parameters_without_embeddings = parameters_without_embeddings(self.model)
+            self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
         return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------
@@ -754,7 +754,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             callback: the callback, or a class for its first instance.
         """
         if run_lightning.is_lightning_callback(callback):
-            return popped(self.lightning_callbacks, callback)
+            return pop_matching(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
-from littrainer.arguments.fields import default_of, topics_of
+from littrainer.arguments.fields import get_default, list_topics
 from littrainer.arguments.rules import HONOURED_VALUES
 from littrainer.arguments.specifications import SPECS
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
@@ -79,7 +79,7 @@ def _refused_values(rule: EarlierName) -> str:
 def _topic_tables() -> list[str]:
     help_and_default = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     tables = []
-    for topic in topics_of(Seq2SeqTrainingArguments):
+    for topic in list_topics(Seq2SeqTrainingArguments):
         lines = [
             f"## {(topic.__doc__ or '').rstrip('.')}",
             "",
@@ -90,9 +90,9 @@ def _topic_tables() -> list[str]:
             field = help_and_default[field.name]
             cells = (
                 f"`{field.name}`",
-                f"`{default_of(field)!r}`",
+                f"`{get_default(field)!r}`",
                 field.metadata["help"],
-                SPECS[field.name].place.value,
+                SPECS[field.name].reader.value,
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))

@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState, PartialState
 from transformers.trainer_pt_utils import AcceleratorConfig as TransformersConfig
 
 from littrainer.arguments import TrainingArguments
-from littrainer.arguments.accelerator_config import AcceleratorConfig, settle_accelerator_config
+from littrainer.arguments.accelerator_config import AcceleratorConfig, normalize_accelerator_config
 
 
 def test_the_entries_are_those_of_transformers_and_come_from_a_file_or_from_its_object(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_accumulation_asked_of_the_accelerator_counts_where_the_argument_is_
     args = TrainingArguments(accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}})
     for _ in range(2):
         # Twice, since one script may make several Trainers of the same arguments.
-        settle_accelerator_config(args)
+        normalize_accelerator_config(args)
         assert args.gradient_accumulation_steps == 4
 
 
@@ -70,7 +70,7 @@ def test_the_accumulation_asked_of_the_accelerator_counts_where_the_argument_is_
 def test_copies_that_do_not_block_need_pinned_memory_and_that_is_told(
     pinned: bool, messages: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settle_accelerator_config(
+    normalize_accelerator_config(
         TrainingArguments(accelerator_config={"non_blocking": True}, dataloader_pin_memory=pinned)
     )
     told = [record for record in caplog.records if "dataloader_pin_memory=True" in record.getMessage()]

@@ -19,15 +19,15 @@ import transformers
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
-from littrainer.arguments.fields import topics_of
+from littrainer.arguments.fields import list_topics
 from littrainer.arguments.normalization import CHOICE_FIELDS
-from littrainer.arguments.rules import TEXT_CHOICES, refuse_unsupported, settle_global_batch_size
+from littrainer.arguments.rules import TEXT_CHOICES, apply_global_batch_size, refuse_unsupported
 from littrainer.arguments.specifications import SPECS, Range
 from littrainer.loop.checks import check_arguments
 
 REFUSALS = (TypeError, ValueError, NotImplementedError, ImportError)
 HINTS = {
-    name: hint for topic in topics_of(Seq2SeqTrainingArguments) for name, hint in typing.get_type_hints(topic).items()
+    name: hint for topic in list_topics(Seq2SeqTrainingArguments) for name, hint in typing.get_type_hints(topic).items()
 }
 FIELDS = list(HINTS)
 
@@ -287,7 +287,7 @@ def test_accumulation_follows_from_the_global_batch_size(
     with pytest.raises(ValueError, match=r"gradient_accumulation_steps=3 and global_batch_size=64 are both set"):
         dataclasses.replace(args, gradient_accumulation_steps=3)
     args.global_batch_size = 192
-    settle_global_batch_size(args)
+    apply_global_batch_size(args)
     assert args.gradient_accumulation_steps == 3 * steps
 
 

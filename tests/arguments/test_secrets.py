@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.arguments.secrets import holds_a_secret, without_secrets
+from littrainer.arguments.secrets import is_secret_name, redact_secrets
 
 SECRETS = (
     *("hub_token", "push_to_hub_token", "token", "HF-TOKEN", "hubToken", "authtoken"),
@@ -17,8 +17,8 @@ NO_SECRETS = (
 
 
 def test_tokens_keys_and_passwords_are_secrets_and_parts_of_a_vocabulary_are_none() -> None:
-    assert [name for name in SECRETS if not holds_a_secret(name)] == []
-    assert [name for name in NO_SECRETS if holds_a_secret(name)] == []
+    assert [name for name in SECRETS if not is_secret_name(name)] == []
+    assert [name for name in NO_SECRETS if is_secret_name(name)] == []
 
 
 def test_secrets_are_masked_at_every_depth_and_nothing_else_is_touched() -> None:
@@ -27,13 +27,13 @@ def test_secrets_are_masked_at_every_depth_and_nothing_else_is_touched() -> None
         "services": [{"API_KEY": "k", "credentials": {"user": "u", "pass": "p"}}, ("plain", {"hub_token": True})],
         "hub_token": None,
     }
-    assert without_secrets(given) == {
+    assert redact_secrets(given) == {
         "model_init_kwargs": {"token": "<TOKEN>", "eos_token": "</s>", 3: None},
         "services": [{"API_KEY": "<API_KEY>", "credentials": "<CREDENTIALS>"}, ("plain", {"hub_token": True})],
         "hub_token": None,
     }
     assert given["model_init_kwargs"]["token"] == "hf_1"  # type: ignore[index]
-    assert without_secrets(given, mask=lambda name: None)["model_init_kwargs"]["token"] is None
+    assert redact_secrets(given, mask=lambda name: None)["model_init_kwargs"]["token"] is None
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_secrets_are_masked_at_every_depth_and_nothing_else_is_touched() -> None
     ],
 )
 def test_what_signs_in_within_a_url_is_taken_out(text: str, shown: str) -> None:
-    assert without_secrets({"proxies": [text]}) == {"proxies": [shown]}
+    assert redact_secrets({"proxies": [text]}) == {"proxies": [shown]}
 
 
 @pytest.mark.parametrize("value", [{"a": [1, ("b", {})]}, "s3://bucket/x", 3, None])
 def test_a_value_without_secrets_is_given_back_itself(value: Any) -> None:
-    assert without_secrets(value) is value
+    assert redact_secrets(value) is value

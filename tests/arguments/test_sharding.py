@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.arguments.sharding import KEYS, OTHER_NAMES, ShardingPlan, check_processes, sharding_plan
+from littrainer.arguments.sharding import KEYS, OTHER_NAMES, ShardingPlan, check_processes, get_sharding_plan
 from tests.scenarios.trainers import quiet_arguments
 
 # Key -> a value other than its default, and further keys that it needs.
@@ -34,13 +34,13 @@ OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def plan_of(config: Any = None, **changes: Any) -> Any:
-    return sharding_plan(quiet_arguments("unused", **{"fsdp": True, "fsdp_config": config, **changes}))
+    return get_sharding_plan(quiet_arguments("unused", **{"fsdp": True, "fsdp_config": config, **changes}))
 
 
 @pytest.mark.parametrize("nothing", [None, False, "", [], "false"])
 def test_nothing_is_sharded_where_nobody_asks_for_it(nothing: Any) -> None:
     args = quiet_arguments("unused", fsdp=nothing)
-    assert sharding_plan(args) is None and args.fsdp_plugin_args is None
+    assert get_sharding_plan(args) is None and args.fsdp_plugin_args is None
 
 
 def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
     assert ours.fsdp is theirs.fsdp is True
     assert ours.fsdp_config == theirs.fsdp_config
     assert ours.fsdp_plugin_args == theirs.fsdp_plugin_args
-    assert plan_of().sync_module_states and not plan_of().saves_shards
+    assert plan_of().sync_module_states and not plan_of().has_sharded_checkpoints
 
 
 def test_words_of_transformers_4_and_files_are_understood_also_if_they_are_set_afterwards(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_words_of_transformers_4_and_files_are_understood_also_if_they_are_set_a
     path.write_text(json.dumps({"fsdp_state_dict_type": "sharded_state_dict", "fsdp_min_num_params": 2000}))
     args = quiet_arguments("unused")
     args.fsdp, args.fsdp_config = words, str(path)
-    for plan in (plan_of(str(path), fsdp=words), plan_of(str(path), fsdp=words.split()), sharding_plan(args)):
-        assert plan.cpu_offload and plan.reshard_after_forward is True and plan.saves_shards
+    for plan in (plan_of(str(path), fsdp=words), plan_of(str(path), fsdp=words.split()), get_sharding_plan(args)):
+        assert plan.cpu_offload and plan.reshard_after_forward is True and plan.has_sharded_checkpoints
         assert (plan.auto_wrap_policy, plan.min_num_params) == ("SIZE_BASED_WRAP", 2000)
     assert plan_of(None, fsdp="shard_grad_op").reshard_after_forward is False
     assert plan_of({"version": 1}, fsdp="hybrid_shard").reshard_after_forward == "HYBRID_SHARD"
@@ -150,10 +150,10 @@ def test_accelerate_launch_asks_by_its_environment(monkeypatch: pytest.MonkeyPat
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     args = quiet_arguments("unused")
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     assert plan is not None and args.fsdp_plugin_args is None
     assert plan.transformer_layer_cls_to_wrap == ("A", "B") and plan.reshard_after_forward is False
-    assert not plan.saves_shards
+    assert not plan.has_sharded_checkpoints
     # What the arguments say goes before it.
     assert plan_of().transformer_layer_cls_to_wrap is None
 
@@ -172,6 +172,6 @@ def test_arguments_without_sharding_leave_what_others_ask_of_from_pretrained() -
     quiet_arguments("unused")
     assert os.environ["ACCELERATE_USE_FSDP"] == os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"
     # The process was not launched with it.
-    assert sharding_plan(quiet_arguments("unused")) is None
+    assert get_sharding_plan(quiet_arguments("unused")) is None
     plan_of({"cpu_ram_efficient_loading": False})
     assert "ACCELERATE_USE_FSDP" not in os.environ

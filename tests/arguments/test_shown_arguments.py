@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.arguments.shown_arguments import MAX_TEXT_LETTERS, as_text, away_from_defaults, default_texts, is_same
+from littrainer.arguments.shown_arguments import (
+    MAX_TEXT_LETTERS,
+    format_defaults,
+    format_value,
+    is_same,
+    select_non_defaults,
+)
 
 # What follows from use_cpu, or from the machine.
 DERIVED = {"dataloader_pin_memory", "disable_tqdm", "optim", "bf16", "logging_dir"}
@@ -16,9 +22,11 @@ def test_arguments_are_compared_with_their_defaults_and_those_of_a_subclass_come
         "out", learning_rate=0.25, lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycles": 2}, use_cpu=True
     )
     texts = {
-        name: as_text(value) for name, value in {"temperature": 0.5, **args.to_dict()}.items() if name[-6:] != "_token"
+        name: format_value(value)
+        for name, value in {"temperature": 0.5, **args.to_dict()}.items()
+        if name[-6:] != "_token"
     }
-    changed = away_from_defaults(texts, default_texts())
+    changed = select_non_defaults(texts, format_defaults())
     assert {name: value for name, value in changed.items() if name not in DERIVED} == {
         "output_dir": "out",
         "learning_rate": "0.25",
@@ -43,4 +51,4 @@ def test_arguments_are_compared_with_their_defaults_and_those_of_a_subclass_come
     ],
 )
 def test_a_value_is_one_line_without_secrets(value: Any, text: str) -> None:
-    assert as_text(value) == text
+    assert format_value(value) == text

@@ -13,7 +13,7 @@ from littrainer import EarlyStoppingCallback, ExportableState, Trainer
 from littrainer.callbacks.base import EVENTS, TrainerCallback
 from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, restore_callbacks
 from littrainer.callbacks.progress import PrinterCallback
-from littrainer.callbacks.state import TrainerControl, TrainerState, exported_states
+from littrainer.callbacks.state import TrainerControl, TrainerState, export_states
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
@@ -281,18 +281,18 @@ def counts(trainer: Trainer) -> list[tuple[str, int]]:
 def test_a_callback_and_the_control_are_made_anew_from_their_states(tmp_path: Path) -> None:
     given = Counter("given")
     control = TrainerControl(should_epoch_stop=True)
-    trainer = restored(tmp_path, given, states=exported_states([counter("saved", 3), control]))
+    trainer = restored(tmp_path, given, states=export_states([counter("saved", 3), control]))
     assert counts(trainer) == [("saved", 3)] and given.count == 0 and trainer.control == control
 
 
 def test_of_the_states_that_transformers_adds_at_each_save_the_last_ones_count(tmp_path: Path) -> None:
     saved = [counter(name, count) for count in (0, 1, 5) for name in ("a", "b")]
-    trainer = restored(tmp_path, Counter(), Counter(), states=exported_states(saved))
+    trainer = restored(tmp_path, Counter(), Counter(), states=export_states(saved))
     assert counts(trainer) == [("a", 5), ("b", 5)]
 
 
 def test_states_without_a_callback_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    restored(tmp_path, states=exported_states([EarlyStoppingCallback(), counter("a", 1)]))
+    restored(tmp_path, states=export_states([EarlyStoppingCallback(), counter("a", 1)]))
     assert "this Trainer does not have: EarlyStoppingCallback, Counter." in caplog.text
 
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import math
 
-from littrainer.callbacks.log_history import EVALUATION, TRAINING, Point, read_history
+from littrainer.callbacks.log_history import EVALUATION, TRAINING, Point, parse_log_history
 from tests.commands.report_folders import LOGGED, SUMMARY
 
 
 def test_metrics_are_sorted_by_training_and_evaluation_and_the_whole_training_is_no_curve() -> None:
-    history = read_history(LOGGED)
+    history = parse_log_history(LOGGED)
     assert history.curves["loss", TRAINING] == [Point(2, 1.5, 0.5), Point(4, 0.5, 1.0)]
     assert history.curves["loss", EVALUATION] == [Point(4, 0.625, 1.0)]
     assert history.curves["accuracy", EVALUATION] == [Point(4, 0.875, 1.0)]
@@ -16,7 +16,7 @@ def test_metrics_are_sorted_by_training_and_evaluation_and_the_whole_training_is
 
 
 def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
-    history = read_history(
+    history = parse_log_history(
         [
             {"step": 1, "eval_hard_loss": 2.0, "eval_hard_runtime": 0.1},
             {"step": 1, "eval_hard_tail_loss": 3.0, "eval_hard_tail_runtime": 0.1},
@@ -42,10 +42,10 @@ def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
 
 def test_what_cannot_be_drawn_is_named() -> None:
     entries = [{"step": step, "loss": math.nan if step > 1 else 1.0} for step in range(1, 9)]
-    assert read_history(entries).notes == [
+    assert parse_log_history(entries).notes == [
         "loss (training): 7 of 8 values are nan or infinite, at step 2, 3, 4, 5, 6 and 2 more."
     ]
-    history = read_history(
+    history = parse_log_history(
         [{"loss": 1.0}, "text", {"step": "3"}, {"step": 1, "loss": 1.0, "remark": "a", "flag": True}]
     )
     assert list(history.curves) == [("loss", TRAINING)]
@@ -57,6 +57,6 @@ def test_what_cannot_be_drawn_is_named() -> None:
 
 def test_logs_that_count_input_tokens_are_no_end_of_the_training() -> None:
     counted = {"num_input_tokens_seen": 16, "train_runtime": 0.5, "train_tokens_per_second": 32.0}
-    history = read_history([{**counted, **entry} if "loss" in entry else entry for entry in LOGGED])
+    history = parse_log_history([{**counted, **entry} if "loss" in entry else entry for entry in LOGGED])
     assert history.curves["loss", TRAINING] == [Point(2, 1.5, 0.5), Point(4, 0.5, 1.0)]
     assert ("train_runtime", TRAINING) not in history.curves and history.summary == SUMMARY

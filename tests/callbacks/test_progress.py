@@ -17,9 +17,9 @@ from littrainer.callbacks.progress import (
     PrinterCallback,
     ProgressCallback,
     default_progress_callback,
-    label_of,
-    readable,
-    result_line,
+    format_log_line,
+    format_logs,
+    get_progress_label,
 )
 from littrainer.callbacks.state import TrainerControl, TrainerState
 from littrainer.checkpoint.weights import write_weights
@@ -73,9 +73,9 @@ def test_logs_are_printed_as_transformers_prints_them(capsys: pytest.CaptureFixt
 
 
 def test_long_texts_are_shown_by_their_length() -> None:
-    shown = readable({"short": "a" * 5, "long": "a" * 6}, max_str_len=5)
+    shown = format_logs({"short": "a" * 5, "long": "a" * 6}, max_str_len=5)
     assert shown["short"] == "aaaaa" and "6" in shown["long"] and "aaaaaa" not in shown["long"]
-    assert readable({"long": "a" * 600})["long"] == "a" * 600
+    assert format_logs({"long": "a" * 600})["long"] == "a" * 600
 
 
 def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tmp_path: Path, bars: Bars) -> None:
@@ -125,7 +125,7 @@ def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tm
     ],
 )
 def test_a_pass_over_data_is_called_by_the_prefix_of_its_metrics(prefix: str, generates: bool, label: str) -> None:
-    assert label_of(prefix, generates) == label
+    assert get_progress_label(prefix, generates) == label
 
 
 STATE = TrainerState(global_step=20, max_steps=500)
@@ -164,7 +164,7 @@ def test_on_a_terminal_results_are_lines_in_columns(bars: Bars, monkeypatch: pyt
 
 def test_many_results_go_on_in_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    shown = result_line({f"metric_{number}": number / 7 for number in range(20)}, STATE).splitlines()
+    shown = format_log_line({f"metric_{number}": number / 7 for number in range(20)}, STATE).splitlines()
     assert len(shown) > 3 and all(len(line) <= 100 for line in shown)
     assert all(line.startswith(" " * 14 + "metric_") for line in shown[1:])
 
@@ -303,7 +303,7 @@ def test_the_table_is_chosen_in_a_notebook_only(screen: Screen, monkeypatch: pyt
         assert (default_progress_callback() is not ProgressCallback) == has_ipython
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "transformers.utils.notebook", None)
-    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "is_in_notebook", lambda: True)
     assert default_progress_callback() is ProgressCallback
 
 

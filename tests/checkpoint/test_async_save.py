@@ -308,7 +308,7 @@ def test_a_tensor_that_has_its_memory_to_itself_is_copied_by_one_operation() -> 
 
     copies, states = HostCopies(), [torch.ones(3, 4), torch.tensor(5), torch.ones(4)[:4]]
     copies.copy(states)
-    copies.give_back()
+    copies.release()
     with Operations() as operations:
         copied = copies.copy(states)
     assert operations.names == ["aten.copy_.default"] * len(states)
@@ -322,7 +322,7 @@ def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() 
     second = copies.copy(states)
     places = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
     assert not places[0] & places[1]
-    copies.give_back()
+    copies.release()
     third = copies.copy([torch.zeros(500), torch.zeros(1000)])
     assert {tensor.data_ptr() for tensor in third} <= places[0] | places[1]
     assert all(tensor.sum() == 0 for tensor in third)

@@ -14,10 +14,10 @@ import pytest
 
 from littrainer.checkpoint import atomic_write
 from littrainer.checkpoint.atomic_write import (
-    UNFINISHED_DIR,
-    clean_unfinished,
-    sequence_of,
-    set_aside_and_delete,
+    STAGING_DIR,
+    clean_staging_dir,
+    delete_atomically,
+    read_sequence,
     staged_folder,
 )
 from littrainer.checkpoint.checksums import read_manifest, write_manifest
@@ -39,7 +39,7 @@ def test_a_folder_is_there_when_it_is_complete_and_not_before(tmp_path: Path) ->
     with staged_folder(final) as folder:
         (folder / "a").touch()
         # Overrides of Trainer methods read the step from the name.
-        assert folder == tmp_path / UNFINISHED_DIR / "checkpoint-5" and not final.exists()
+        assert folder == tmp_path / STAGING_DIR / "checkpoint-5" and not final.exists()
     assert damage_in(final) == [] and set(read_manifest(final).files) == {"a"}  # type: ignore[union-attr]
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
@@ -114,7 +114,7 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_manifest: bool, is_in_overlay: bool
 ) -> None:
     if is_in_overlay:
-        cannot_rename(monkeypatch, lambda folder: folder.parent.name != UNFINISHED_DIR)
+        cannot_rename(monkeypatch, lambda folder: folder.parent.name != STAGING_DIR)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     files = {"b": "x", "trainer_state.json": '{"global_step": 5}'}
     ends = []
@@ -131,15 +131,15 @@ def test_a_kill_anywhere_while_folders_are_replaced_and_deleted_leaves_whole_one
             kill = Kill(patch, after)
             with contextlib.suppress(Killed):
                 write(final, a="after", **files)
-                set_aside_and_delete(older)
+                delete_atomically(older)
         for folder in filter(Path.exists, (final, older)):
             assert is_half(folder) or contents(folder).keys() == {"a", *files}, after
         # The next run may be killed too.
         for soon in (after % 3, after % 7, after % 23):
             with monkeypatch.context() as patch, contextlib.suppress(Killed):
                 Kill(patch, soon)
-                clean_unfinished(run_dir)
-        clean_unfinished(run_dir)
+                clean_staging_dir(run_dir)
+        clean_staging_dir(run_dir)
         assert contents(final) in ({"a": "before", **files}, {"a": "after", **files}), after
         assert not is_half(final) and set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
         is_there = older.exists() and not is_half(older)
@@ -157,35 +157,35 @@ def test_only_what_training_left_unfinished_is_removed_and_what_is_complete_is_p
     for folder in ("mydata-2024", "checkpoint-2", "checkpoint-5"):
         (tmp_path / folder).mkdir()
     (tmp_path / "checkpoint-2" / "trainer_state.json").touch()
-    unfinished = tmp_path / UNFINISHED_DIR
+    unfinished = tmp_path / STAGING_DIR
     whole, half = ("checkpoint-2", "checkpoint-5", "checkpoint-7"), ("checkpoint-4", "mydata-2024")
     for name in (*whole, *half, "checkpoint-6.process1", "checkpoint-8.deleted", "mydata-2024.deleted", "somebody's"):
         (unfinished / name).mkdir(parents=True)
         (unfinished / name / "file").touch()
         if name in whole or name == "checkpoint-8.deleted":
             write_manifest(unfinished / name)
-    clean_unfinished(tmp_path)
+    clean_staging_dir(tmp_path)
     assert os.listdir(unfinished) == ["somebody's"]
     assert sorted(path.name for path in tmp_path.glob("*-*")) == [*whole, "mydata-2024"]
     assert os.listdir(tmp_path / "checkpoint-2") == ["trainer_state.json"]
     for name in ("checkpoint-5", "checkpoint-7"):
         assert contents(tmp_path / name) == {"file": ""} and f"{name} is complete" in caplog.text
-    clean_unfinished(tmp_path / "nowhere")
+    clean_staging_dir(tmp_path / "nowhere")
 
 
 def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> None:
     for step in (10, 20, 5):
         write(tmp_path / f"checkpoint-{step}", a="x")
-    assert [sequence_of(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [1, 2, 3]
+    assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [1, 2, 3]
     (tmp_path / "checkpoint-20" / "littrainer_manifest.json").write_text("{")
     (tmp_path / "checkpoint-10" / "littrainer_manifest.json").unlink()
-    assert [sequence_of(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
+    assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
 
 
 def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
     write(tmp_path / "elsewhere" / "checkpoint-5", a="x")
     (tmp_path / "checkpoint-5").symlink_to(tmp_path / "elsewhere" / "checkpoint-5")
-    set_aside_and_delete(tmp_path / "checkpoint-5")
+    delete_atomically(tmp_path / "checkpoint-5")
     assert os.listdir(tmp_path) == ["elsewhere"]
     assert contents(tmp_path / "elsewhere" / "checkpoint-5") == {"a": "x"}
 

@@ -12,7 +12,7 @@ import pytest
 
 from littrainer.checkpoint import checksums
 from littrainer.checkpoint.checksums import (
-    BYTES_AT_A_TIME,
+    CHUNK_BYTES,
     MANIFEST_NAME,
     MIN_LARGE_FILE_BYTES,
     DamagedManifest,
@@ -20,17 +20,17 @@ from littrainer.checkpoint.checksums import (
     Manifest,
     ManifestBuilder,
     file_record,
-    files_in,
-    note_changes,
+    list_files,
     read_manifest,
     readable_manifest,
+    update_manifest,
     write_manifest,
 )
 from littrainer.checkpoint.verification import damage_in
 
 
 def test_a_manifest_lists_files_in_subfolders_and_neither_links_nor_itself(tmp_path: Path) -> None:
-    data = os.urandom(BYTES_AT_A_TIME * 2 + 3)
+    data = os.urandom(CHUNK_BYTES * 2 + 3)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "weights").write_bytes(data)
     (tmp_path / "a").touch()
@@ -40,7 +40,7 @@ def test_a_manifest_lists_files_in_subfolders_and_neither_links_nor_itself(tmp_p
         manifest = read_manifest(tmp_path)
         assert manifest is not None and manifest.sequence == sequence
         assert manifest.files == {"a": FileRecord(0, 0), "adapter/weights": FileRecord(len(data), zlib.crc32(data))}
-    assert files_in(tmp_path) == ["a", "adapter/weights"]
+    assert list_files(tmp_path) == ["a", "adapter/weights"]
 
 
 def test_a_manifest_is_not_read_again_until_its_file_is_another_one(
@@ -125,7 +125,7 @@ def test_what_a_users_code_does_to_the_files_afterwards_is_no_damage(folder: Pat
     os.utime(folder / "a", ns=(written.st_atime_ns, written.st_mtime_ns))
     (folder / "added").touch()
     os.remove(folder / "below" / "b")
-    note_changes(folder)
+    update_manifest(folder)
     assert damage_in(folder) == []
     manifest = read_manifest(folder)
     assert manifest is not None and manifest.sequence == 4

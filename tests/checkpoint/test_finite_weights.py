@@ -13,10 +13,10 @@ from torch import nn
 from transformers import DataCollatorForTokenClassification
 
 from littrainer import TrainerCallback
-from littrainer.checkpoint.checksums import note_changes, write_manifest
-from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
+from littrainer.checkpoint.checksums import update_manifest, write_manifest
+from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.verification import get_last_checkpoint, readable_manifest
-from littrainer.checkpoint.weights import names_of_sick
+from littrainer.checkpoint.weights import find_nonfinite_weights
 from tests.scenarios.data import tag_rows, tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_tagger, tiny_lora_tagger
 from tests.scenarios.trainers import quiet_trainer
@@ -35,7 +35,7 @@ def are_finite(numbers: torch.Tensor, *buffers: torch.Tensor) -> bool:
     model = nn.ParameterList([nn.Parameter(numbers, requires_grad=False)])
     for number, buffer in enumerate(buffers):
         model.register_buffer(f"buffer{number}", buffer)
-    return not names_of_sick(model, with_buffers=True)
+    return not find_nonfinite_weights(model, with_buffers=True)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS.keys())
@@ -52,7 +52,7 @@ def test_a_buffer_may_be_infinite_as_masks_are_and_has_to_be_a_number() -> None:
     assert are_finite(weight, mask) and not are_finite(weight, mask, torch.tensor([NAN, INFINITE]))
     model = nn.Module()
     model.register_buffer("scratch", torch.tensor(NAN), persistent=False)
-    assert not names_of_sick(model, with_buffers=True)
+    assert not find_nonfinite_weights(model, with_buffers=True)
 
 
 def test_whole_numbers_empty_tensors_and_formats_of_one_byte_are_finite() -> None:
@@ -119,10 +119,10 @@ def test_what_a_users_code_changes_afterwards_is_not_known_to_be_finite(tmp_path
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     write_manifest(tmp_path, weights_are_finite=True)
     (tmp_path / "notes.txt").touch()
-    note_changes(tmp_path)
+    update_manifest(tmp_path)
     assert readable_manifest(tmp_path).weights_are_finite is True
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    note_changes(tmp_path)
+    update_manifest(tmp_path)
     assert readable_manifest(tmp_path).weights_are_finite is None
     write_manifest(tmp_path, weights_are_finite=False)
     (tmp_path / "littrainer_manifest.json").write_text("{")
@@ -142,7 +142,7 @@ def test_resuming_from_the_newest_passes_over_sick_checkpoints_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders(tmp_path, {1: True, 2: None, 3: False, 4: False})
-    assert checkpoint_to_resume(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
+    assert find_checkpoint_to_resume(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
     (warning,) = caplog.messages
     assert f"{tmp_path / 'checkpoint-4'}, {tmp_path / 'checkpoint-3'}" in warning
     assert f"{tmp_path / 'checkpoint-2'} is the newest one before" in warning
@@ -154,5 +154,5 @@ def test_a_folder_of_sick_checkpoints_is_resumed_by_name_only(tmp_path: Path, ca
     caplog.clear()
     folder = tmp_path / "checkpoint-3"
     with caplog.at_level(logging.WARNING):
-        assert checkpoint_to_resume(str(folder), str(tmp_path), needed=()) == folder
+        assert find_checkpoint_to_resume(str(folder), str(tmp_path), needed=()) == folder
     assert [str(folder) in message and "finite" in message for message in caplog.messages] == [True]

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from littrainer.checkpoint.distributed_resume import NEEDED_TO_RESUME, checkpoint_to_resume
-from littrainer.checkpoint.reader import load_optimizer, load_random_states, load_schedule
+from littrainer.checkpoint.distributed_resume import NEEDED_TO_RESUME, find_checkpoint_to_resume
+from littrainer.checkpoint.reader import load_optimizer, load_random_states, load_scheduler
 from littrainer.checkpoint.weights import write_weights
 from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import VectorClassifier
@@ -33,23 +33,23 @@ def test_a_fresh_start_the_newest_checkpoint_or_a_folder_of_any_name_may_be_mean
     for step in (9, 10, 2):
         complete_checkpoint(tmp_path / f"checkpoint-{step}")
     folder = complete_checkpoint(tmp_path / "elsewhere")
-    assert checkpoint_to_resume(True, str(tmp_path)) == tmp_path / "checkpoint-10"
-    assert checkpoint_to_resume(str(folder), "unused") == folder
-    assert {checkpoint_to_resume(nothing, str(tmp_path)) for nothing in (None, False, "")} == {None}
+    assert find_checkpoint_to_resume(True, str(tmp_path)) == tmp_path / "checkpoint-10"
+    assert find_checkpoint_to_resume(str(folder), "unused") == folder
+    assert {find_checkpoint_to_resume(nothing, str(tmp_path)) for nothing in (None, False, "")} == {None}
 
 
 def test_last_checkpoint_is_the_folder_that_a_push_makes_and_else_the_newest(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="resume_from_checkpoint=last-checkpoint, but there is no intact"):
-        checkpoint_to_resume("last-checkpoint", str(tmp_path))
+        find_checkpoint_to_resume("last-checkpoint", str(tmp_path))
     newest = complete_checkpoint(tmp_path / "checkpoint-7")
-    assert checkpoint_to_resume("last-checkpoint", str(tmp_path)) == newest
+    assert find_checkpoint_to_resume("last-checkpoint", str(tmp_path)) == newest
     pushed = complete_checkpoint(tmp_path / "last-checkpoint")
-    assert checkpoint_to_resume("last-checkpoint", str(tmp_path)) == pushed
+    assert find_checkpoint_to_resume("last-checkpoint", str(tmp_path)) == pushed
 
 
 def test_true_as_text_is_no_folder_and_said_to_be_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no such folder.*'True' is text: write True without quotes"):
-        checkpoint_to_resume("True", str(tmp_path))
+        find_checkpoint_to_resume("True", str(tmp_path))
 
 
 @pytest.mark.parametrize("missing", [[name] for name in NEEDED_TO_RESUME] + [list(NEEDED_TO_RESUME[1:])], ids=str)
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
     for name in missing:
         os.remove(folder / name)
     with pytest.raises(ValueError, match=r"checkpoint-3.*another checkpoint.*from_pretrained") as caught:
-        checkpoint_to_resume(str(folder), str(tmp_path))
+        find_checkpoint_to_resume(str(folder), str(tmp_path))
     assert f"checkpoint-3: {', '.join(missing)} is missing" in str(caught.value)
 
 
@@ -131,5 +131,5 @@ def test_a_schedule_that_is_the_same_for_all_groups_fits_another_number_of_them(
 
     torch.save(schedule(3).state_dict(), tmp_path / "scheduler.pt")
     split = schedule(2)
-    load_schedule(split, 2, tmp_path)
+    load_scheduler(split, 2, tmp_path)
     assert split.base_lrs == [0.1, 0.1]

@@ -21,19 +21,19 @@ from safetensors.torch import load_file
 
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import remote
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR
+from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR
 from littrainer.checkpoint.checksums import MANIFEST_NAME, FileRecord, write_manifest
-from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
+from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.checkpoint.retention import thin_checkpoint
-from littrainer.checkpoint.store import Store, store_of
+from littrainer.checkpoint.store import Store, get_store
 from littrainer.cli import main
 from littrainer.runtime.remote_folder import (
     RemoteFolder,
     RemoteFolderError,
-    address_of,
+    get_remote_url,
     local_folder,
-    without_credentials,
+    strip_credentials,
 )
 from tests.scenarios.trainers import quiet_trainer
 
@@ -94,7 +94,7 @@ def newest_of(address: str, **options: Any) -> str:
 
 def wait_for_uploads(trainer: Trainer) -> None:
     """Return when what was begun has ended."""
-    run = store_of(trainer.args.output_dir).remote
+    run = get_store(trainer.args.output_dir).remote
     assert run is not None and run._work is not None
     run._work.join(60)
 
@@ -402,7 +402,7 @@ def test_a_start_from_0_deletes_nothing_of_an_earlier_run(
         move(machine)
         trainer = make(address, max_steps=5, save_steps=1, save_total_limit=1)
         # As a rollback does.
-        trainer.add_callback(At(3, lambda: checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
+        trainer.add_callback(At(3, lambda: find_checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
         trainer.train()
         assert names_at(address) == ["checkpoint-5", "checkpoint-6"]
     assert any(f"{address} has checkpoint-6 of an earlier run" in text for text in caplog.messages)
@@ -493,11 +493,11 @@ def test_credentials_in_an_address_are_kept_nowhere(form: str, move: Move, monke
     kept |= {str(path): path.read_bytes() for path in move("one").rglob("*") if path.is_file()}
     assert not [name for name, content in kept.items() if b"hunter2" in name.encode() + content]
     assert "hunter2" not in str(trainer.args.to_dict())
-    assert address_of(trainer.args.output_dir) == "smb://host/share/run"
+    assert get_remote_url(trainer.args.output_dir) == "smb://host/share/run"
     with pytest.raises(RemoteFolderError, match="no access with") as error:
         RemoteRun(Path(trainer.args.output_dir)).download("checkpoint-9")
     assert "hunter2" not in str(error.value)
-    assert without_credentials("abfs://container@account/run") == "abfs://container@account/run"
+    assert strip_credentials("abfs://container@account/run") == "abfs://container@account/run"
 
 
 def test_without_the_right_to_delete_older_checkpoints_stay_whole_and_a_warning_comes_once(
@@ -589,9 +589,9 @@ def test_a_local_folder_and_its_address_stand_for_each_other(
 ) -> None:
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: None)
     folder = local_folder(f"{address}/")
-    assert folder.startswith(str(move("one"))) and address_of(folder) == address
-    assert address_of(f"{folder}/checkpoint-2") == f"{address}/checkpoint-2"
-    assert local_folder("out/run") == "out/run" and address_of("out/run") is None
+    assert folder.startswith(str(move("one"))) and get_remote_url(folder) == address
+    assert get_remote_url(f"{folder}/checkpoint-2") == f"{address}/checkpoint-2"
+    assert local_folder("out/run") == "out/run" and get_remote_url("out/run") is None
 
 
 def test_an_error_is_named_before_the_upload_and_stays_the_one_that_is_raised(
@@ -704,7 +704,7 @@ def test_files_of_a_run_in_the_folder_of_another_are_its_own(address: str, move:
         (Path(local_folder(inner)) / "notes.txt").write_text("newer")
     move("one")
     (Path(local_folder(address)) / "own.txt").write_text("own")
-    remote.send_files(local_folder(address))
+    remote.upload_files(local_folder(address))
     assert text_at(inner, "notes.txt") == "newer" and text_at(address, "own.txt") == "own"
 
 
@@ -723,7 +723,7 @@ def test_a_download_that_was_killed_is_repeated(address: str, move: Move) -> Non
     with run_at(address, s2="a"):
         pass
     move("two")
-    part = Path(local_folder(address)) / UNFINISHED_DIR / f"checkpoint-2{PART}{os.getpid()}"
+    part = Path(local_folder(address)) / STAGING_DIR / f"checkpoint-2{RANK_SUFFIX}{os.getpid()}"
     part.mkdir(parents=True)
     assert newest_of(address) == "checkpoint-2" and not part.exists()
 
@@ -759,14 +759,14 @@ def test_each_address_of_a_host_is_opened_with_its_own_credentials(monkeypatch: 
 
     monkeypatch.setattr("fsspec.core.url_to_fs", open_address)
     for given in ("smb://u1:p1@h/a/checkpoint-2", "smb://u2:p2@h/b/", "s3://bucket/run?1"):
-        without_credentials(given)
+        strip_credentials(given)
     for address in ("smb://h/a", "smb://h/b/run", "smb://h/c", "s3://bucket/run"):
         with pytest.raises(RemoteFolderError) as error:
             RemoteFolder(address)
         text = "".join(traceback.format_exception(error.value))
         assert "p1" not in text and "p2" not in text
     assert opened == ["smb://u1:p1@h/a", "smb://u2:p2@h/b/run", "smb://h/c", "s3://bucket/run?1"]
-    assert without_credentials("file:///x/run?1") == "file:///x/run?1"
+    assert strip_credentials("file:///x/run?1") == "file:///x/run?1"
 
 
 def test_a_manifest_that_cannot_be_emptied_is_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,7 +783,7 @@ def test_a_failed_deletion_is_tried_again(
     refused = ["checkpoint-2"]
     memory("rm", lambda path: deny(path) if refused and path.endswith(refused[0]) else 0)
     with run_at(address, s2="a", s4="b") as run:
-        assert not run.defers_deletion(str(run.folder / "checkpoint-2"))
+        assert not run.should_defer_deletion(str(run.folder / "checkpoint-2"))
         shutil.rmtree(run.folder / "checkpoint-2")
         run.finish()
         assert any("DeleteObject" in text and "tried again" in text for text in caplog.messages)
@@ -795,7 +795,7 @@ def test_a_full_disk_at_the_end_does_not_replace_the_error_of_the_training(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="row 3"), run_at(address):
-        monkeypatch.setattr(remote, "write_whole", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        monkeypatch.setattr(remote, "write_atomically", mock.Mock(side_effect=OSError(28, "No space left on device")))
         raise ValueError("row 3 is damaged")
 
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import retention
-from littrainer.checkpoint.atomic_write import clean_unfinished
+from littrainer.checkpoint.atomic_write import clean_staging_dir
 from littrainer.checkpoint.checksums import write_manifest
-from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
+from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.retention import delete_all_but_best, rotate_checkpoints, thin_checkpoint
 from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
@@ -26,7 +26,7 @@ from tests.checkpoint.test_finite_weights import folders
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 EACH_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-OF_A_RESUME = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
+RESUME_FILE = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "littrainer_resume.pt"}
 
 
 def steps_in(run_dir: Path) -> list[int]:
@@ -128,7 +128,7 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
     assert steps_in(run) == [1, 2, 3, 4] and ".unfinished" not in names_in(run)
     for step in (1, 2, 3, 4):
         ours, all_files = run / f"checkpoint-{step}", names_in(tmp_path / "whole" / f"checkpoint-{step}")
-        assert names_in(ours) == (all_files - OF_A_RESUME if step < 3 else all_files)
+        assert names_in(ours) == (all_files - RESUME_FILE if step < 3 else all_files)
         assert damage_in(ours) == edits_in(ours) == [] and is_thinned(ours) is (step < 3)
     resumed = quiet_trainer(run, keep_optimizer_states=2, **saving)
     resumed.train(resume_from_checkpoint=str(run / "checkpoint-3"))
@@ -139,14 +139,14 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
 def test_a_thinned_checkpoint_is_none_to_resume_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=r"checkpoint-2 was thinned .* Resume from .*checkpoint-3, or load"):
-        checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
+        find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
     newest = tmp_path / "checkpoint-3"
     newest.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="Resume from a complete one"):
-        checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
+        find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
     caplog.clear()
     with pytest.raises(ValueError, match="there is no intact"):
-        checkpoint_to_resume(True, str(tmp_path))
+        find_checkpoint_to_resume(True, str(tmp_path))
     assert not caplog.messages
 
 
@@ -202,7 +202,7 @@ def test_a_kill_anywhere_while_a_checkpoint_is_thinned_leaves_it_usable(
         assert is_thinned(folder) or edits_in(folder) == [], after
         assert is_thinned(folder) or names_in(folder) >= complete, after
         ends.append(is_thinned(folder))
-        clean_unfinished(folder.parent)
+        clean_staging_dir(folder.parent)
         thin_checkpoint(folder)
         left = {"pytorch_model_fsdp.bin", "trainer_state.json", "littrainer_manifest.json"}
         assert names_in(folder) - {"littrainer_manifest.json.unfinished"} == left, after
@@ -233,11 +233,11 @@ def test_a_checkpoint_that_a_user_deletes_while_older_ones_are_rotated_is_left_o
     def deleted_meanwhile(path: str) -> int | None:
         if Path(path).name == "checkpoint-2":
             shutil.rmtree(path)
-        return sequence_of(path)
+        return read_sequence(path)
 
-    sequence_of = retention.sequence_of
+    read_sequence = retention.read_sequence
     folders(tmp_path, {1: True, 2: True, 3: True, 4: True})
-    monkeypatch.setattr(retention, "sequence_of", deleted_meanwhile)
+    monkeypatch.setattr(retention, "read_sequence", deleted_meanwhile)
     rotate_checkpoints(tmp_path, save_total_limit=2, use_mtime=True)
     assert steps_in(tmp_path) == [3, 4]
 

@@ -14,7 +14,7 @@ import torch
 
 from littrainer import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.checkpoint import run_record
-from littrainer.checkpoint.run_record import NAMES_IN_TRANSFORMERS, facts_of_run, write_arguments, write_run_record
+from littrainer.checkpoint.run_record import NAMES_IN_TRANSFORMERS, describe_run, write_arguments, write_run_record
 from tests.scenarios.data import vector_rows
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -95,7 +95,7 @@ def test_without_git_or_a_script_the_code_is_not_known(tmp_path: Path, monkeypat
     monkeypatch.setattr(run_record.subprocess, "run", fail)
     monkeypatch.setattr(run_record.sys.modules["__main__"], "__file__", None, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert set(facts_of_run(None, None, None)["code"].values()) == {None}
+    assert set(describe_run(None, None, None)["code"].values()) == {None}
 
 
 # ---- training_args.bin -----------------------------------------------------------------------------------------------

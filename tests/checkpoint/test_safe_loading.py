@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from littrainer.checkpoint.safe_loading import file_inside, load_safetensors, load_tensors
+from littrainer.checkpoint.safe_loading import load_safetensors, load_tensors, resolve_inside
 from tests.checkpoint.malicious import Creates
 
 
@@ -46,4 +46,4 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("name", ["../a", "/a", "b/a", "..", ".", "", "b\\a", None, 3])
 def test_only_a_name_in_the_folder_itself_is_taken_from_an_index(tmp_path: Path, name: object) -> None:
     with pytest.raises(ValueError, match=r"index\.json is refused: it names"):
-        file_inside(tmp_path, name, tmp_path / "index.json")
+        resolve_inside(tmp_path, name, tmp_path / "index.json")

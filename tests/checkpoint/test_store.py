@@ -15,14 +15,14 @@ import pytest
 
 from littrainer.checkpoint import manager, store
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.store import LOCK_NAME, is_abandoned, locked
+from littrainer.checkpoint.store import LOCK_NAME, is_abandoned, open_store
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 HOLD = """
 import sys, pathlib
-from littrainer.checkpoint.store import locked
-with locked(pathlib.Path(sys.argv[1])):
+from littrainer.checkpoint.store import open_store
+with open_store(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -61,7 +61,7 @@ def test_a_refused_start_leaves_the_record_of_the_run_that_claimed_the_folder_fi
         (folder / RUN_RECORD_NAME).write_text("the other run's")
         raise RuntimeError("another run")
 
-    monkeypatch.setattr(manager, "locked", refused)
+    monkeypatch.setattr(manager, "open_store", refused)
     with pytest.raises(RuntimeError, match="another run"):
         quiet_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
     assert (tmp_path / RUN_RECORD_NAME).read_text() == "the other run's"
@@ -69,35 +69,35 @@ def test_a_refused_start_leaves_the_record_of_the_run_that_claimed_the_folder_fi
 
 def test_trainings_one_after_the_other_one_inside_the_other_and_in_folders_below_are_fine(tmp_path: Path) -> None:
     for _ in range(2):
-        with locked(tmp_path):
-            with locked(tmp_path), locked(tmp_path / "run-1"):
+        with open_store(tmp_path):
+            with open_store(tmp_path), open_store(tmp_path / "run-1"):
                 assert {path.name for path in tmp_path.iterdir()} == {LOCK_NAME, "run-1"}
             assert f"process {os.getpid()} on " in (tmp_path / LOCK_NAME).read_text()
         assert os.listdir(tmp_path) == ["run-1"]
 
 
 def _wait(connection: Any) -> None:
-    connection.send(store._locked)
+    connection.send(store._locked_stores)
     connection.recv()
 
 
 def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
-    with locked(tmp_path):
+    with open_store(tmp_path):
         worker = context.Process(target=_wait, args=(theirs,))
         worker.start()
         assert ours.recv() == {}
     # A run that is killed deletes nothing, and its lock ends when no process has the file open.
     (tmp_path / LOCK_NAME).touch()
-    with locked(tmp_path):
+    with open_store(tmp_path):
         pass
     ours.send(None)
     worker.join(LONGEST_WAIT_SECONDS)
 
 
 def test_a_forked_child_that_ends_as_its_parent_would_leaves_the_lock_and_the_deletions_to_it(tmp_path: Path) -> None:
-    lock = locked(tmp_path)
+    lock = open_store(tmp_path)
     lock.__enter__()._deletions.append(deletion := Future())
     child = os.fork()
     if child == 0:
@@ -123,7 +123,7 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
 
     monkeypatch.setattr(store.fcntl, "flock", fail)
     (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
-    with locked(tmp_path):
+    with open_store(tmp_path):
         # It may be another run's that is alive.
         assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
     (tmp_path / LOCK_NAME).touch()
@@ -183,6 +183,6 @@ def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> 
 def test_nothing_is_written_through_a_link_in_the_place_of_the_lock(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / LOCK_NAME).symlink_to("mine.txt")
-    with pytest.raises(OSError, match="No checkpoint can be written"), locked(tmp_path):
+    with pytest.raises(OSError, match="No checkpoint can be written"), open_store(tmp_path):
         pass
     assert (tmp_path / "mine.txt").read_text() == "mine"

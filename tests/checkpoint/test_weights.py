@@ -15,7 +15,7 @@ from torch import nn
 import littrainer
 from littrainer.checkpoint import weights
 from littrainer.checkpoint.weights import (
-    carries_adapters,
+    has_adapters,
     load_weights,
     read_weights,
     write_weights,
@@ -422,7 +422,7 @@ def carrying(model: Any) -> Any:
 
 def test_an_adapter_that_a_model_of_transformers_carries_comes_back(tmp_path: Path) -> None:
     saved, model = trained(carrying(tiny_bert_tagger())), carrying(tiny_bert_tagger())
-    assert carries_adapters(model) and not carries_adapters(tiny_bert_tagger())
+    assert has_adapters(model) and not has_adapters(tiny_bert_tagger())
     write_weights(saved, tmp_path)
     assert (tmp_path / "adapter_model.safetensors").exists()
     load_weights(model, tmp_path, to_resume=True)
@@ -508,7 +508,7 @@ def test_the_hook_of_a_script_for_bars_is_put_back_in_whichever_order_two_saves_
 
     before = theirs.set_tqdm_hook(hook)
     try:
-        first, second = (weights._without_bar_of_files() for _ in range(2))
+        first, second = (weights._hide_progress_bar() for _ in range(2))
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)

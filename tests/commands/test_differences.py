@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from littrainer.callbacks.log_history import logged_values
-from littrainer.commands.differences import weight_gaps, weights_in
+from littrainer.callbacks.log_history import collect_logged_values
+from littrainer.commands.differences import load_saved_weights, weight_gaps
 from tests.fidelity.first_difference import first_difference
 from tests.fidelity.record import plain
 
@@ -67,7 +67,7 @@ def test_what_is_measured_counts_by_its_name_alone() -> None:
         is None
     )
     assert first_difference(logs, {"loss": 0.5}) is not None
-    assert list(logged_values([{**logs, "step": 3}])) == [(3, "loss")]
+    assert list(collect_logged_values([{**logs, "step": 3}])) == [(3, "loss")]
 
 
 def test_of_weights_that_are_complex_empty_or_nan_the_largest_difference_is_found() -> None:
@@ -85,8 +85,8 @@ def test_weights_are_found_in_adapters_of_several_names_and_what_is_no_tensor_is
     for folder in ("first", "second", "checkpoint-4"):
         (tmp_path / folder).mkdir()
         save_file({"layer": torch.ones(2)}, tmp_path / folder / "adapter_model.safetensors")
-    assert list(weights_in(tmp_path)) == ["first.layer", "second.layer"]
+    assert list(load_saved_weights(tmp_path)) == ["first.layer", "second.layer"]
     save_file({"layer": torch.ones(2)}, tmp_path / "checkpoint-4" / "model.safetensors")
     torch.save({"extra": {"scale": 1}}, tmp_path / "checkpoint-4" / "littrainer_extra_state.pt")
     (tmp_path / "checkpoint-4" / "adapter_model.safetensors").unlink()
-    assert list(weights_in(tmp_path / "checkpoint-4")) == ["layer"]
+    assert list(load_saved_weights(tmp_path / "checkpoint-4")) == ["layer"]

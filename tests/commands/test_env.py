@@ -51,7 +51,7 @@ def test_the_text_is_markdown_with_accelerates_configuration_and_without_the_hom
     configuration.write_text("mixed_precision: bf16\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setattr(env, "about_torch", lambda: {"torch_version": "none"})
+    monkeypatch.setattr(env, "query_torch", lambda: {"torch_version": "none"})
     assert main(["env"]) == 0
     printed = capsys.readouterr().out
     headings = [line[4:] for line in printed.splitlines() if line.startswith("### ")]

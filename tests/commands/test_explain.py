@@ -15,8 +15,8 @@ from littrainer.arguments.specifications import SPECS
 from littrainer.cli import main
 from littrainer.commands.explain import (
     _small_trainer,
-    changed_arguments,
-    explanation,
+    explain_trainer,
+    get_changed_arguments,
     program,
 )
 from littrainer.commands.output_dirs import remove_output_dirs
@@ -101,7 +101,7 @@ def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[
 
 def report_on(args: TrainingArguments) -> str:
     with remove_output_dirs():
-        return explanation(_small_trainer(args), args)
+        return explain_trainer(_small_trainer(args), args)
 
 
 def line_of(report: str, start: str) -> str:
@@ -122,11 +122,11 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     assert line_of(keywords, "accumulate_grad_batches=3").endswith("from gradient_accumulation_steps")
     assert line_of(keywords, "detect_anomaly=True").endswith("given as `lightning`")
     for name, value in changes.items():
-        assert f"  {SPECS[name].place.value}: " in line_of(arguments, f"{name}={value!r} ")
+        assert f"  {SPECS[name].reader.value}: " in line_of(arguments, f"{name}={value!r} ")
     assert "weight_decay" not in arguments and "secret" not in report and line_of(arguments, "output_dir='runs/one'")
     assert list(tmp_path.iterdir()) == []
     usual = TrainingArguments(disable_tqdm=TrainingArguments().disable_tqdm)
-    assert changed_arguments(usual) == {"output_dir": "trainer_output"}
+    assert get_changed_arguments(usual) == {"output_dir": "trainer_output"}
 
 
 def test_the_parts_of_the_training_are_named() -> None:
@@ -149,7 +149,7 @@ def test_what_a_script_gave_its_trainer_is_named_too(tmp_path: Path) -> None:
         "lightning": {"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
     }
     trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=given)
-    report = explanation(trainer, trainer.args)
+    report = explain_trainer(trainer, trainer.args)
     assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
     assert line_of(report, "Lightning callbacks").endswith("LearningRateMonitor")
     assert "manual" in line_of(report, "optimization")

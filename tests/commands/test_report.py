@@ -22,7 +22,7 @@ from littrainer.cli import main
 from littrainer.commands import report
 from littrainer.commands.command_line import BadInput
 from littrainer.commands.report_charts import MAX_METRICS
-from littrainer.commands.report_folders import Run, read_folders
+from littrainer.commands.report_folders import Run, load_folders
 from littrainer.commands.report_page import MAX_ROWS
 from littrainer.search.record import TrialRecord
 from tests.compat.processes import facts_of
@@ -231,7 +231,7 @@ def test_the_sample_of_the_documentation_is_what_the_command_writes(
 
 
 def runs_in(*folders: Path) -> list[Run]:
-    return read_folders([str(folder) for folder in folders])[0]
+    return load_folders([str(folder) for folder in folders])[0]
 
 
 def test_the_state_in_the_output_dir_is_read_else_that_of_the_newest_checkpoint(tmp_path: Path) -> None:

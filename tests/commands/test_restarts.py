@@ -69,7 +69,7 @@ def test_ends_without_a_reported_error_are_not_taken_for_the_same_error() -> Non
 
 
 def test_a_process_that_dies_again_without_a_checkpoint_is_done_without(run_dir: Path) -> None:
-    restarts = Restarts(Launch(8, fewest_devices=2, restarts=9))
+    restarts = Restarts(Launch(8, min_devices=2, restarts=9))
     Path(os.environ[TRAININGS]).write_text(json.dumps({"0": {str(run_dir): {}}}))
     assert devices(restarts, KILLED) == [8]
     (run_dir / "checkpoint-2").mkdir()
@@ -82,10 +82,10 @@ def test_a_process_that_dies_again_without_a_checkpoint_is_done_without(run_dir:
 
 def test_a_process_that_raises_again_as_without_its_device_is_done_without(run_dir: Path) -> None:
     lost = failed("RuntimeError: invalid device ordinal", None, rank=1)
-    assert devices(Restarts(Launch(2, fewest_devices=1, restarts=5)), lost, lost, lost) == [2, 1, None]
+    assert devices(Restarts(Launch(2, min_devices=1, restarts=5)), lost, lost, lost) == [2, 1, None]
     # Of another process it is the same error, and no device.
     other = failed("RuntimeError: invalid device ordinal", None, rank=0)
-    assert devices(Restarts(Launch(2, fewest_devices=1, restarts=5)), lost, other) == [2, None]
+    assert devices(Restarts(Launch(2, min_devices=1, restarts=5)), lost, other) == [2, None]
 
 
 def test_where_the_processes_stood_is_kept_in_the_folder_of_the_run(

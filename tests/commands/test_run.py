@@ -13,7 +13,7 @@ from littrainer.commands import run
 from littrainer.commands.run import _wait_for
 from littrainer.distributed.launcher import Launch
 from tests.compat.processes import environment, run_python
-from tests.distributed.launchers import see_gpus, set_only
+from tests.distributed.launchers import fake_gpus, set_only
 
 REPORT = """
 import json, os, pickle, sys
@@ -241,7 +241,7 @@ def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
     devices: int | None,
 ) -> None:
     os.environ.update(variables)
-    see_gpus(monkeypatch, gpus)
+    fake_gpus(monkeypatch, gpus)
     assert main(["run", *words.split()]) == 0
     (found,) = started
     assert (found["devices"], found["grace"]) == (devices, 7 if "--grace" in words else None)
@@ -254,7 +254,7 @@ def test_as_many_processes_are_started_as_are_asked_for_or_there_are_gpus(
 def test_more_devices_than_there_are_gpus_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[dict[str, Any]]
 ) -> None:
-    see_gpus(monkeypatch, 2)
+    fake_gpus(monkeypatch, 2)
     complaint = complaint_of(["run", "--devices", "3", "script.py"], capsys)
     assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
     assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint

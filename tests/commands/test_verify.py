@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from littrainer.cli import main
 from littrainer.commands import verify
-from littrainer.commands.report_folders import read_folders
+from littrainer.commands.report_folders import load_folders
 from littrainer.commands.verify import COMPARED_WITH
 from tests.docs.blocks import ROOT
 from tests.docs.markdown_links import anchors_of
@@ -34,7 +34,7 @@ def side(folder: Path, loss: float, weight: float = 1.0, device: str = "cpu", **
     save_file({"layer.weight": torch.tensor([weight, 0.0])}, folder / "model.safetensors")
     record = {"arguments": {}, "environment": {"device": device}, "versions": {"littrainer": "1"}}
     (folder / "littrainer_run.json").write_text(json.dumps(record))
-    (run,), _ = read_folders([str(folder)])
+    (run,), _ = load_folders([str(folder)])
     return run
 
 

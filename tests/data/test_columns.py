@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch.utils.data import default_collate
 
 from littrainer import Trainer
-from littrainer.data.columns import without_extra_columns
+from littrainer.data.columns import drop_extra_columns
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -22,7 +22,7 @@ def table() -> Dataset:
 
 def test_a_dataset_of_which_nothing_would_be_left_is_refused_with_both_lists() -> None:
     with pytest.raises(ValueError, match=r"(?s)evaluation set.*BertModel.*input_ids, text.*pixel_values") as caught:
-        without_extra_columns(table(), ["pixel_values"], "BertModel", "Evaluation")
+        drop_extra_columns(table(), ["pixel_values"], "BertModel", "Evaluation")
     assert "remove_unused_columns=False" in str(caught.value)
 
 

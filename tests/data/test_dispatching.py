@@ -102,7 +102,7 @@ def test_each_process_is_sent_the_part_that_accelerate_sends(
     assert reader.dispatch.length(len(batches)) == len(found)
     if not drop_last:
         rows = count % (size if split else size * of) or (size if split else size * of)
-        assert reader.dispatch.rows_in_last_round == rows
+        assert reader.dispatch.last_global_batch_size == rows
 
 
 def test_batches_that_cannot_be_put_together_are_refused_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from littrainer.data.fingerprint import MOST_ITEMS, described, described_model, fingerprints
+from littrainer.data.fingerprint import MOST_ITEMS, fingerprint_dataset, fingerprint_model, fingerprints
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier
 
@@ -61,18 +61,18 @@ MAKERS: dict[str, Any] = {
 def test_the_same_rows_have_one_fingerprint_and_a_changed_row_another(make: Any) -> None:
     changed = texts()
     changed[7]["ids"] = [7, 3]
-    first = described(make(texts()))
-    assert first == described(make(texts())) and first["rows"] == len(make(texts()))
-    assert first["fingerprint"] != described(make(changed))["fingerprint"]
-    assert first["fingerprint"] != described(make(texts(21)))["fingerprint"]
+    first = fingerprint_dataset(make(texts()))
+    assert first == fingerprint_dataset(make(texts())) and first["rows"] == len(make(texts()))
+    assert first["fingerprint"] != fingerprint_dataset(make(changed))["fingerprint"]
+    assert first["fingerprint"] != fingerprint_dataset(make(texts(21)))["fingerprint"]
 
 
 def test_no_random_number_is_drawn_and_no_transform_runs() -> None:
     dataset = arrow(texts())
     dataset.set_transform(lambda rows: pytest.fail("a transform ran"))
     before = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
-    described(dataset)
-    described(Rows(vector_rows(10)))
+    fingerprint_dataset(dataset)
+    fingerprint_dataset(Rows(vector_rows(10)))
     assert before[:2] == (random.getstate(), np.random.get_state()[2])
     assert torch.equal(before[2], torch.get_rng_state())
 
@@ -82,12 +82,12 @@ def test_a_time_or_a_temporary_folder_is_no_data_and_is_told_apart_from_it() -> 
     for folder in ("/tmp/a", "/tmp/b"):
         dataset = Subset(Rows(texts()), [1, 2])
         dataset.dataset.cache = folder  # type: ignore[attr-defined]
-        found.append(described(dataset))
+        found.append(fingerprint_dataset(dataset))
     assert found[0]["fingerprint"] == found[1]["fingerprint"] and found[0]["attributes"] != found[1]["attributes"]
 
 
 def test_a_stream_is_not_read() -> None:
-    assert described(Stream()) == {"class": "Stream", "rows": None, "fingerprint": None, "attributes": None}
+    assert fingerprint_dataset(Stream()) == {"class": "Stream", "rows": None, "fingerprint": None, "attributes": None}
 
 
 def test_tensors_of_any_kind_count_and_those_without_numbers_do_not_fail() -> None:
@@ -111,19 +111,19 @@ def test_much_data_and_data_that_holds_itself_is_read_in_part_and_up_to_its_end(
 def test_a_model_is_known_by_its_weights() -> None:
     one = VectorClassifier()
     two = copy.deepcopy(one)
-    assert described_model(one) == described_model(two)
-    assert described_model(one)["class"] == "VectorClassifier"
-    assert described_model(one)["parameters"] == sum(parameter.numel() for parameter in one.parameters())
+    assert fingerprint_model(one) == fingerprint_model(two)
+    assert fingerprint_model(one)["class"] == "VectorClassifier"
+    assert fingerprint_model(one)["parameters"] == sum(parameter.numel() for parameter in one.parameters())
     with torch.no_grad():
         two.head.bias[1] += 1e-3
-    assert described_model(one)["fingerprint"] != described_model(two)["fingerprint"]
+    assert fingerprint_model(one)["fingerprint"] != fingerprint_model(two)["fingerprint"]
 
 
 def test_each_of_many_parameters_counts_and_those_without_numbers_do_not_fail() -> None:
     layers = [torch.nn.Linear(1, 1, bias=False) for _ in range(MOST_ITEMS // 2 + 1)]
-    before = described_model(torch.nn.ModuleList(layers))
+    before = fingerprint_model(torch.nn.ModuleList(layers))
     with torch.no_grad():
         layers[-1].weight += 1
-    assert before["fingerprint"] != described_model(torch.nn.ModuleList(layers))["fingerprint"]
+    assert before["fingerprint"] != fingerprint_model(torch.nn.ModuleList(layers))["fingerprint"]
     lazy = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2))
-    assert described_model(lazy)["parameters"] == 8
+    assert fingerprint_model(lazy)["parameters"] == 8

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 
-from littrainer.data.samplers import sample_lengths, train_sampler
+from littrainer.data.samplers import compute_sample_lengths, make_train_sampler
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.models import tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -55,7 +55,7 @@ def test_lengths_are_read_from_the_table_and_are_those_of_the_samples(
     dataset = TABLES[name](tmp_path)
     theirs = TheirLengthGroupedSampler(2, dataset=dataset).lengths
     rows_decoded.clear()
-    assert sample_lengths(dataset) == theirs
+    assert compute_sample_lengths(dataset) == theirs
     assert rows_decoded == []
 
 
@@ -82,7 +82,7 @@ MEASURED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_where_a_table_does_not_tell_lengths_the_samples_are_measured(name: str) -> None:
     dataset = MEASURED[name]()
-    assert sample_lengths(dataset) == TheirLengthGroupedSampler(2, dataset=dataset).lengths
+    assert compute_sample_lengths(dataset) == TheirLengthGroupedSampler(2, dataset=dataset).lengths
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_samples_that_cannot_be_measured_are_the_error_of_measuring_them(
     dataset: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        sample_lengths(dataset)
+        compute_sample_lengths(dataset)
 
 
 @pytest.mark.parametrize("name", ["as it is", "from disk, shuffled", "NumPy's arrays"])
@@ -109,7 +109,7 @@ def test_a_column_of_lengths_is_read_at_once_and_without_its_samples(
     dataset = TABLES[name](tmp_path)
     args = quiet_arguments(tmp_path, train_sampling_strategy="group_by_length")
     rows_decoded.clear()
-    lengths = train_sampler(args, dataset, None).lengths  # type: ignore[attr-defined]
+    lengths = make_train_sampler(args, dataset, None).lengths  # type: ignore[attr-defined]
     assert rows_decoded == [len(dataset)]
     assert all(type(length) is int for length in lengths)
     assert lengths == [int(row["length"]) for row in dataset]

@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
 from littrainer.data.loaders import (
-    LookaheadLoader,
-    on_device,
+    PrefetchLoader,
+    move_batch,
     prepare_loader,
 )
 from littrainer.data.samplers import EpochSeededSampler
@@ -49,18 +49,18 @@ def numbered_stream(count: int) -> Stream:
 
 def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
     dataset = Numbers(5)
-    loader = LookaheadLoader(dataset, 2)
+    loader = PrefetchLoader(dataset, 2)
     next(iter(loader))
     for _ in range(2):
         assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
     assert dataset.epochs == [0, 0, 1], "only a complete pass moves on to the next epoch"
-    assert list(LookaheadLoader(Numbers(3), 4, drop_last=True)) == []
+    assert list(PrefetchLoader(Numbers(3), 4, drop_last=True)) == []
 
 
 def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
     dataset = Numbers(4)
     sampler = EpochSeededSampler(dataset, data_seed=0)
-    LookaheadLoader(dataset, 2, sampler=sampler).set_epoch(7)
+    PrefetchLoader(dataset, 2, sampler=sampler).set_epoch(7)
     assert sampler.epoch == 7 and dataset.epochs == [7]
 
     class Batches:
@@ -73,7 +73,7 @@ def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
             return iter([[0], [1]])
 
     batches: Any = Batches()
-    LookaheadLoader(dataset, batch_sampler=batches).set_epoch(8)
+    PrefetchLoader(dataset, batch_sampler=batches).set_epoch(8)
     assert batches.epoch == 8
 
 
@@ -150,16 +150,16 @@ def test_whatever_a_batch_is_made_of_is_moved_as_accelerate_moves_it() -> None:
         tensors = [moved["list"][0], moved["list"][1][0], moved["pair"].first, moved["nested"]["x"], moved["own"]["x"]]
         return [*map(type, moved.values()), *(tensor.device for tensor in tensors), moved["own"].extra]
 
-    ours, theirs = on_device(batch(), ELSEWHERE, True), send_to_device(batch(), ELSEWHERE, non_blocking=True)
+    ours, theirs = move_batch(batch(), ELSEWHERE, True), send_to_device(batch(), ELSEWHERE, non_blocking=True)
     assert places(ours) == places(theirs)
-    moved = on_device({"own": MovesItself(), "text": "a"}, ELSEWHERE, True)
+    moved = move_batch({"own": MovesItself(), "text": "a"}, ELSEWHERE, True)
     assert moved["own"].place == "meta" and moved["text"] == "a"
 
 
 @pytest.mark.parametrize("dataset", [Numbers(5), numbered_stream(5)])
 def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> None:
-    loader = LookaheadLoader(dataset, 2, collate_fn=lambda samples: torch.zeros(len(samples)))
-    loader.hand_out_on(ELSEWHERE, None)
+    loader = PrefetchLoader(dataset, 2, collate_fn=lambda samples: torch.zeros(len(samples)))
+    loader.set_destination(ELSEWHERE, None)
     assert [(batch.device, len(batch)) for batch in loader] == [(ELSEWHERE, 2), (ELSEWHERE, 2), (ELSEWHERE, 1)]
     assert loader.rows_in_last_batch == 1
 
@@ -178,13 +178,13 @@ def test_a_collator_that_reuses_its_memory_hands_out_its_own_rows(
         waits.append(not non_blocking)
         return batch["rows"][0].tolist()
 
-    monkeypatch.setattr(loaders, "on_device", copied)
+    monkeypatch.setattr(loaders, "move_batch", copied)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     # Torch pins nothing that is pinned already.
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda *_: is_pinned)
     monkeypatch.setattr(torch.utils.data._utils.pin_memory, "pin_memory", lambda batch, *_: batch)
-    loader = LookaheadLoader(Numbers(8), 2, collate_fn=collate, pin_memory=True)
-    loader.hand_out_on(torch.device("cuda"), AcceleratorConfig())
+    loader = PrefetchLoader(Numbers(8), 2, collate_fn=collate, pin_memory=True)
+    loader.set_destination(torch.device("cuda"), AcceleratorConfig())
     assert list(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert waits == [is_pinned] * 4
 
@@ -203,8 +203,8 @@ def test_the_host_waits_for_copies_but_of_memory_that_was_pinned_for_them_or_whe
 ) -> None:
     # Without an accelerator in the machine torch takes the wish for pinned memory back.
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    loader = LookaheadLoader(Numbers(2), pin_memory=pinned)
-    loader.hand_out_on(torch.device(device), AcceleratorConfig(non_blocking=wished))
+    loader = PrefetchLoader(Numbers(2), pin_memory=pinned)
+    loader.set_destination(torch.device(device), AcceleratorConfig(non_blocking=wished))
     assert loader.blocking_copies is waits
 
 

@@ -15,7 +15,7 @@ from transformers import DataCollatorWithFlattening
 
 from littrainer import Trainer
 from littrainer.data.collators import default_data_collator
-from littrainer.data.packing import PackedCollator, PackedStream, best_fit, tokens_in_documents
+from littrainer.data.packing import PackedCollator, PackedStream, count_document_tokens, pack_best_fit
 from tests.loop.exact_resume import differences_after_resuming
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows
@@ -143,7 +143,7 @@ def test_labels_are_the_tokens_if_there_are_none_and_tokens_are_counted_without_
     batch = PackedCollator(default_data_collator, 8, 0)([rows[:2], rows[2:]])
     assert batch["labels"].tolist() == [[-100, 6, 7, -100, 9], [-100, 0, 0, 0, -100]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
-    assert tokens_in_documents(batch["position_ids"]) == 9
+    assert count_document_tokens(batch["position_ids"]) == 9
     trainer = language_trainer(
         tmp_path, Rows(ROWS), pack_to_length=SIZE, num_train_epochs=1, include_num_input_tokens_seen="non_padding"
     )
@@ -225,7 +225,7 @@ def test_a_stream_is_packed_without_losing_a_document() -> None:
 
 def test_best_fit_fills_rows_and_leaves_no_document_out() -> None:
     lengths = np.sort(torch.randint(1, 64, (2000,), generator=torch.Generator().manual_seed(0)).numpy())[::-1]
-    rows = best_fit(lengths.tolist(), 128)
+    rows = pack_best_fit(lengths.tolist(), 128)
     assert sorted(chain.from_iterable(rows)) == list(range(len(lengths)))
     assert max(lengths[row].sum() for row in rows) <= 128
     assert len(rows) == -(-lengths.sum() // 128)

@@ -13,9 +13,9 @@ from transformers.trainer_pt_utils import get_length_grouped_indices as theirs_g
 from littrainer.data.samplers import (
     EpochSeededSampler,
     LengthGroupedSampler,
-    evaluation_sampler,
     get_length_grouped_indices,
-    train_sampler,
+    make_evaluation_sampler,
+    make_train_sampler,
 )
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, SizedStream, Stream, language_rows, vector_rows
@@ -107,8 +107,8 @@ def test_a_strategy_chooses_the_samplers_of_training_and_evaluation(
     tmp_path: Path, strategy: str, training: type, evaluation: type
 ) -> None:
     args = quiet_arguments(tmp_path, train_sampling_strategy=strategy)
-    assert type(train_sampler(args, SAMPLES, None)) is training
-    assert type(evaluation_sampler(args, SAMPLES, None)) is evaluation
+    assert type(make_train_sampler(args, SAMPLES, None)) is training
+    assert type(make_evaluation_sampler(args, SAMPLES, None)) is evaluation
 
 
 @pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
@@ -118,7 +118,7 @@ def test_lengths_are_read_from_the_named_column_of_a_table(
 ) -> None:
     dataset = table(length=list(range(20)), weight=list(range(20, 0, -1)))
     args = quiet_arguments(tmp_path, train_sampling_strategy=strategy, length_column_name=column)
-    assert train_sampler(args, dataset, None).lengths == expected  # type: ignore[attr-defined]
+    assert make_train_sampler(args, dataset, None).lengths == expected  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stream", [Stream, SizedStream])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset
 
-from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, split_into_rounds
+from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, iterate_chunks
 
 COUNTS = st.integers(0, 40)
 PARTS = st.integers(2, 5)
@@ -101,16 +101,16 @@ def test_each_part_of_a_stream_is_that_of_accelerate(
 def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> None:
     for count, expected in ((10, 2), (8, 4), (12, 4), (3, 3)):
         stream = SharedStream(Counting(count), 2, ShardSpec(1, 2))
-        assert stream.samples_in_last_round is None
+        assert stream.last_global_batch_size is None
         list(stream)
-        assert stream.samples_in_last_round == expected
-        assert stream.samples_of_incomplete_round() == expected % 4
+        assert stream.last_global_batch_size == expected
+        assert stream.incomplete_global_batch_size() == expected % 4
 
 
 def test_where_workers_read_a_stream_its_length_says_how_many_samples_come_last() -> None:
-    assert SharedStream(Counting(10), 2, ShardSpec(1, 2)).samples_of_incomplete_round() == 2
-    assert SharedStream(Counting(10), 2, ShardSpec(1, 2), drop_last=True).samples_of_incomplete_round() == -1
-    assert SharedStream(iter(range(10)), 2, ShardSpec(1, 2)).samples_of_incomplete_round() == -1
+    assert SharedStream(Counting(10), 2, ShardSpec(1, 2)).incomplete_global_batch_size() == 2
+    assert SharedStream(Counting(10), 2, ShardSpec(1, 2), drop_last=True).incomplete_global_batch_size() == -1
+    assert SharedStream(iter(range(10)), 2, ShardSpec(1, 2)).incomplete_global_batch_size() == -1
 
 
 def test_a_generator_of_a_stream_is_seeded_by_the_epoch() -> None:
@@ -142,6 +142,6 @@ def test_whether_batches_are_even_can_be_changed_afterwards() -> None:
 
 def test_no_more_is_drawn_than_a_round_needs() -> None:
     source = iter(range(10))
-    rounds = split_into_rounds(source, 3)
+    rounds = iterate_chunks(source, 3)
     assert next(rounds) == [0, 1, 2] and next(source) == 3
     assert list(rounds) == [[4, 5, 6], [7, 8, 9]]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from littrainer.data import stream_end as ends
-from littrainer.data.stream_end import CommonEnd, UnequalData, check_equal_lengths
+from littrainer.data.stream_end import StreamEndSync, UnequalData, check_equal_lengths
 
 
 class Sized:
@@ -55,15 +55,15 @@ def test_data_that_is_not_the_same_length_everywhere_is_refused_by_rank(
 def test_an_end_counts_for_all_and_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    end = CommonEnd()
+    end = StreamEndSync()
     monkeypatch.setattr(ends, "all_gather_object", lambda own: [own, True])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             end.begin()
             monkeypatch.setattr(ends, "any_rank", lambda own: own)
-            assert not end.is_reached(False, is_training=True)
+            assert not end.any_rank_exhausted(False, is_training=True)
             monkeypatch.setattr(ends, "any_rank", lambda own: True)
-            assert end.is_reached(False, is_training=True)
+            assert end.any_rank_exhausted(False, is_training=True)
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
         "The data of rank 1 has ended after 1 batch"
     ]
@@ -72,4 +72,4 @@ def test_an_end_counts_for_all_and_is_told_once(
 def test_an_end_of_all_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(ends, "any_rank", lambda own: own)
     monkeypatch.setattr(ends, "all_gather_object", lambda own: [own, own])
-    assert CommonEnd().is_reached(True, is_training=False) and not caplog.records
+    assert StreamEndSync().any_rank_exhausted(True, is_training=False) and not caplog.records

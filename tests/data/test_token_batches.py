@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.data.token_batches import equal_rounds, groups_up_to
-from littrainer.evaluation.loop import BatchOutputs, in_datasets_order
+from littrainer.data.token_batches import form_equal_groups, form_groups
+from littrainer.evaluation.loop import BatchOutputs, restore_dataset_order
 from tests.loop.exact_resume import differences_after_resuming, noisy_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, SizedStream, Stream, token_rows, vector_rows
@@ -49,7 +49,7 @@ def test_at_most_3_percent_of_the_recorded_mix_of_lengths_is_padding() -> None:
     # As benchmarks/measured/length_grouping.py draws them.
     lengths = torch.randint(1, 64, (1000,), generator=torch.Generator().manual_seed(0)).numpy()
     lengths = np.sort(lengths)[::-1]
-    groups = groups_up_to(lengths, 512)
+    groups = form_groups(lengths, 512)
     with_padding = sum(len(group) * lengths[group].max() for group in groups)
     assert lengths.sum() / with_padding > 0.97
 
@@ -97,18 +97,18 @@ def test_overfitting_reads_the_same_batches_in_each_epoch(tmp_path: Path) -> Non
 def test_outputs_that_are_no_rows_of_samples_are_refused() -> None:
     outputs = BatchOutputs(predictions={"scores": np.arange(4), "loss": np.array(0.5)})
     order = np.array([2, 0, 3, 1])
-    assert in_datasets_order(outputs, order).predictions["scores"].tolist() == [1, 3, 0, 2]
+    assert restore_dataset_order(outputs, order).predictions["scores"].tolist() == [1, 3, 0, 2]
     with pytest.raises(ValueError, match="outputs with 4 rows cannot be put in the order of 3 samples"):
-        in_datasets_order(outputs, order[:3])
+        restore_dataset_order(outputs, order[:3])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_processes_get_as_many_batches_and_no_sample_twice(parts: int) -> None:
     lengths = np.sort(LENGTHS)[::-1]
-    groups = groups_up_to(lengths, 64, parts)
+    groups = form_groups(lengths, 64, parts)
     assert len(groups) % parts == 0
     assert sorted(np.concatenate(groups).tolist()) == list(range(len(lengths)))
-    rounds, last = equal_rounds(lengths, 64, parts)
+    rounds, last = form_equal_groups(lengths, 64, parts)
     sizes = [{len(group) for group in rounds[start : start + parts]} for start in range(0, len(rounds), parts)]
     assert all(len(one) == 1 for one in sizes)
     of_last = np.concatenate(rounds[-parts:])[:last]

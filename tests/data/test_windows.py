@@ -63,7 +63,7 @@ def test_a_script_that_draws_more_or_fewer_is_asked_for_the_same_and_steps_are_c
 
     loader = windows_over(range(16), 4, 16, draw_window=draw_window)
     micro_batches = list(loader)
-    assert asked == [4, 4, 4, 4] and loader.epoch_is_complete
+    assert asked == [4, 4, 4, 4] and loader.is_epoch_complete
     assert [batch.window_size for batch in micro_batches if not batch.position] == drawn
     assert places(micro_batches) == expected
 

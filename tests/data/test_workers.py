@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from littrainer import Trainer
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data import workers
-from littrainer.data.workers import read_batches, reading_workers
+from littrainer.data.workers import iterate_batches, list_loader_workers
 from littrainer.distributed.failures import is_running
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
@@ -98,7 +98,7 @@ def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(tmp_path: Path
 STUCK = """
 import os, pathlib, signal, sys
 from torch.utils.data import DataLoader
-from littrainer.data.workers import read_batches, set_handled_signals
+from littrainer.data.workers import iterate_batches, set_handled_signals
 
 class Hangs:
     def __len__(self):
@@ -110,7 +110,7 @@ class Hangs:
         signal.pause()
 
 set_handled_signals([signal.SIGTERM])
-batches = read_batches(DataLoader(Hangs(), num_workers=1))
+batches = iterate_batches(DataLoader(Hangs(), num_workers=1))
 while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).read_text():
     pass
 """
@@ -245,9 +245,9 @@ def test_only_the_workers_of_loaders_are_taken_for_workers() -> None:
         return DataLoader.__iter__(loader)
 
     loader = DataLoader(vector_rows(4), num_workers=1)
-    batches = read_batches(loader, iterate)
+    batches = iterate_batches(loader, iterate)
     try:
-        assert len(reading_workers()) == 1 and others[0] not in reading_workers()
+        assert len(list_loader_workers()) == 1 and others[0] not in list_loader_workers()
         assert others[0] not in workers._workers
     finally:
         del batches

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.deepspeed.variants import VARIANTS
-from tests.distributed.together import start_processes, wait_for_all
+from tests.distributed.together import start_processes, wait_for_processes
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 
@@ -42,7 +42,7 @@ def run_two(side: str, folder: Path, names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.deepspeed.variants", side, str(folder), *names]
     environment = {**environment_of_runs(), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     processes, logs = start_processes(command, folder, environment=environment)
-    wait_for_all(processes, logs, LONGEST_RUN_SECONDS)
+    wait_for_processes(processes, logs, LONGEST_RUN_SECONDS)
 
 
 def run_both_sides(folder: Path) -> None:

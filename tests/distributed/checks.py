@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.together import PROCESSES, run_together
+from tests.distributed.together import PROCESSES, run_in_processes
 from tests.scenarios.once_per_session import carried_out_once
 
 Check = Callable[[Path], None]
@@ -44,7 +44,7 @@ def endings_of(factory: pytest.TempPathFactory, module: str, are_told_where_to_m
     """The folder in which two processes have carried the checks of a module out, once for all tests."""
 
     def run(folder: Path) -> None:
-        run_together(module, folder, are_told_where_to_meet)
+        run_in_processes(module, folder, are_told_where_to_meet)
 
     return carried_out_once(factory, module, run)
 

@@ -35,7 +35,7 @@ def set_only(patch: pytest.MonkeyPatch, **variables: str | None) -> None:
             patch.setenv(name, value)
 
 
-def see_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+def fake_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
     """Let torch see as many GPUs, on none of which anything can be computed, until the test ends."""
     patch.setattr(torch.cuda, "is_available", lambda: count > 0)
     patch.setattr(torch.cuda, "device_count", lambda: count)

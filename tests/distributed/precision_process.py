@@ -17,7 +17,7 @@ from torch import nn
 import littrainer.arguments.destinations
 import littrainer.strategies.mixed_precision
 from littrainer import Trainer
-from littrainer.strategies.shards import whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -69,7 +69,7 @@ def trained(folder: Path, kind: type[Trainer], scale: float, breaks: bool, **cha
     trainer.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     trainer.train()
     scaler: Any = trainer.accelerator.scaler
-    state = whole_state_dict(trainer.model) if "fsdp" in changes else trainer.model.state_dict()
+    state = get_full_state_dict(trainer.model) if "fsdp" in changes else trainer.model.state_dict()
     return {
         "values": {name: [log[name] for log in trainer.state.log_history if name in log] for name in LOGGED},
         "scale": scaler.get_scale(),
@@ -85,9 +85,9 @@ def scaled_precision(args: Any) -> str:
 
 def scale_on_the_cpu() -> None:
     """Let the arguments ask for loss scaling, though the device is a CPU, and forward passes stay as they are."""
-    littrainer.arguments.destinations.lightning_precision = scaled_precision
-    littrainer.strategies.mixed_precision.lightning_precision = scaled_precision
-    littrainer.strategies.mixed_precision.FORWARD_TYPES["16-mixed"] = torch.float32
+    littrainer.arguments.destinations.get_lightning_precision = scaled_precision
+    littrainer.strategies.mixed_precision.get_lightning_precision = scaled_precision
+    littrainer.strategies.mixed_precision.AUTOCAST_DTYPES["16-mixed"] = torch.float32
     littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (scaled_precision, "from fp16")
 
 

@@ -173,14 +173,14 @@ class HoldingBack(TrainerCallback):
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        original = sharded_files.write_parts
+        original = sharded_files.write_shards
 
         def write(*arguments: Any) -> None:
             self.threads.append(threading.current_thread())
             assert RANK == 0 or self._released.wait(LONGEST_WAIT_SECONDS / 4)
             original(*arguments)
 
-        with mock.patch.object(sharded_files, "write_parts", write):
+        with mock.patch.object(sharded_files, "write_shards", write):
             yield
 
 
@@ -191,7 +191,7 @@ def whole_parameters(trainer: Trainer) -> dict[str, Any]:
 
 def shards_in(checkpoint: Path) -> dict[str, Any]:
     """All that is in the parts of a checkpoint, by name."""
-    both = [sharded_files.read_whole(checkpoint / folder) for folder in (WEIGHTS_FOLDER, OPTIMIZER_FOLDER)]
+    both = [sharded_files.load_full_state(checkpoint / folder) for folder in (WEIGHTS_FOLDER, OPTIMIZER_FOLDER)]
     return {name: value.tolist() if torch.is_tensor(value) else value for one in both for name, value in one.items()}
 
 
@@ -572,14 +572,14 @@ def killed_while_saving(folder: Path, victim: int) -> Any:
 
 def killed_while_writing_shards(folder: Path, victim: int) -> Any:
     """One process is killed when its thread is to write its part of the checkpoint of step 4."""
-    original = sharded_files.write_parts
+    original = sharded_files.write_shards
 
     def write(target: Path, *arguments: Any) -> None:
         if victim == RANK and target.parent.name == "checkpoint-4":
             os.kill(os.getpid(), signal.SIGKILL)
         original(target, *arguments)
 
-    with mock.patch.object(sharded_files, "write_parts", write):
+    with mock.patch.object(sharded_files, "write_shards", write):
         return ended_by(make(folder / "run", async_save=True, **SHARDS).train)
 
 

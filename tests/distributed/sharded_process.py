@@ -19,7 +19,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from littrainer import Trainer
-from littrainer.strategies.shards import is_sharded, whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict, is_sharded
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.models import tiny_llama
@@ -77,7 +77,7 @@ def curve(trainer: Any) -> list[tuple[float, float]]:
 
 
 def whole(model: Any) -> dict[str, torch.Tensor]:
-    state = whole_state_dict(model) if is_sharded(model) else model.state_dict()
+    state = get_full_state_dict(model) if is_sharded(model) else model.state_dict()
     return {name: value.detach().clone() for name, value in state.items()}
 
 

@@ -77,7 +77,7 @@ quiet_trainer(sys.argv[1], kind=Dying, rows=400, max_steps=20, ddp_timeout=600).
 """
 
 
-def plain_environment(**variables: str) -> dict[str, str]:
+def get_plain_environment(**variables: str) -> dict[str, str]:
     """The environment of a script that no launcher has started, with these variables."""
     inherited = environment(TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="")
     kept = {
@@ -93,7 +93,7 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env=plain_environment(**variables),
+        env=get_plain_environment(**variables),
         capture_output=True,
         text=True,
         timeout=LONGEST_WAIT_SECONDS,
@@ -103,7 +103,7 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
     """Run a script in two processes that no agent looks after; return the status of each and what it says on stderr."""
     command = [sys.executable, str(script), *arguments]
-    processes, logs = start_processes(command, script.parent, environment=plain_environment())
+    processes, logs = start_processes(command, script.parent, environment=get_plain_environment())
     try:
         statuses = [process.wait(LONGEST_WAIT_SECONDS) for process in processes]
         return [(status, log.read_text()) for status, log in zip(statuses, logs, strict=True)]

@@ -19,7 +19,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassStatScores
 
 from littrainer import Trainer
-from littrainer.distributed.layout import process_layout
+from littrainer.distributed.layout import get_process_layout
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.models import CLASSES, FEATURES, VectorClassifier, tiny_llama
@@ -136,7 +136,7 @@ def by_plan(folder: Path) -> dict[str, Any]:
         "generated": trainer.model.generate(torch.tensor(PROMPT), max_new_tokens=4, do_sample=False).tolist(),
         "split": sorted(name for name, one in trainer.model.named_parameters() if hasattr(one, "full_tensor")),
         "total batch": trainer.get_total_train_batch_size(trainer.args),
-        "sizes": (trainer.get_tp_size(), process_layout(trainer.args).data_parallel),
+        "sizes": (trainer.get_tp_size(), get_process_layout(trainer.args).data_parallel),
     }
     trainer.save_model(str(folder / "saved"))
     resumed = trainer_of(folder / "run", llama(), save_strategy="no")
@@ -207,7 +207,7 @@ def loaded_split(folder: Path) -> dict[str, Any]:
         "loss": loss.item(),
         "gradient": gradient.detach().numpy(),
         "curve": curve(trainer),
-        "sizes": (trainer.get_tp_size(), process_layout(trainer.args).data_parallel),
+        "sizes": (trainer.get_tp_size(), get_process_layout(trainer.args).data_parallel),
     }
 
 

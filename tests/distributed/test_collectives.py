@@ -22,7 +22,7 @@ from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 SIZE = 3
 
 
-def run_together(folder: Path) -> None:
+def run_in_processes(folder: Path) -> None:
     command = [sys.executable, "-m", "tests.distributed.collectives_process", str(folder)]
     processes, _ = start_processes(command, folder, processes=SIZE)
     try:
@@ -36,7 +36,7 @@ def run_together(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of three processes found; they are started once for all tests."""
-    folder = carried_out_once(tmp_path_factory, "agreeing", run_together)
+    folder = carried_out_once(tmp_path_factory, "agreeing", run_in_processes)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 
@@ -93,7 +93,7 @@ def test_ctrl_c_does_not_wait_for_the_others_and_their_end_hides_no_error(monkey
         raise LostProcess("they have ended")
 
     monkeypatch.setattr(collectives, "is_distributed", lambda: True)
-    monkeypatch.setattr(collectives, "MAX_SILENCE_S", 0.01)
+    monkeypatch.setattr(collectives, "KEEPALIVE_INTERVAL_S", 0.01)
     may_end = threading.Event()
     timer = threading.Timer(20, may_end.set)
     timer.start()

@@ -7,15 +7,15 @@ import pytest
 from accelerate.utils import DeepSpeedPlugin
 
 from littrainer import TrainingArguments
-from littrainer.arguments.deepspeed import launched_config
+from littrainer.arguments.deepspeed import read_launcher_config
 from littrainer.distributed import environment
 from littrainer.distributed.environment import (
     REFUSED_VARIABLES,
-    adopt_launcher_variables,
     check_ranks,
+    get_refused_variables,
+    get_rendezvous_point,
     local_world_size,
-    meeting_point,
-    refused_variables,
+    set_torchrun_variables,
 )
 from tests.distributed.launchers import PYTORCH_VARIABLES, SLURM_STEP, set_only
 
@@ -30,7 +30,7 @@ MPI_LAUNCHERS = {
 def adopted(variables: dict[str, str]) -> dict[str, str]:
     """torchrun's variables, after those of another launcher have been read."""
     found = dict(variables)
-    adopt_launcher_variables(found)
+    set_torchrun_variables(found)
     return {name: found[name] for name in PYTORCH_VARIABLES if name in found}
 
 
@@ -56,9 +56,9 @@ def test_processes_that_mpi_starts_on_one_node_meet_there_and_one_is_alone() -> 
 def test_tasks_that_srun_has_started_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **SLURM_STEP)
     args = TrainingArguments.__new__(TrainingArguments)
-    adopt_launcher_variables()
+    set_torchrun_variables()
     assert (args.world_size, args.process_index, args.local_process_index, args.local_world_size) == (8, 5, 1, 4)
-    assert str(meeting_point()) == "gpu-07:20678"
+    assert str(get_rendezvous_point()) == "gpu-07:20678"
 
 
 @pytest.mark.parametrize("difference", [{"SLURM_STEP_NUM_TASKS": None}, {"SLURM_JOB_NAME": "bash"}])
@@ -66,12 +66,12 @@ def test_within_an_allocation_a_script_that_srun_has_not_started_several_times_i
     monkeypatch: pytest.MonkeyPatch, difference: dict[str, str | None]
 ) -> None:
     set_only(monkeypatch, **{**SLURM_STEP, **difference})
-    adopt_launcher_variables()
+    set_torchrun_variables()
     assert environment.world_size() == 1 and not environment.is_launched()
     set_only(monkeypatch, **SLURM_STEP, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
-    adopt_launcher_variables()
+    set_torchrun_variables()
     # torchrun within a task of SLURM decides.
-    assert (environment.rank(), environment.world_size(), meeting_point()) == (1, 2, None)
+    assert (environment.rank(), environment.world_size(), get_rendezvous_point()) == (1, 2, None)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_ranks_that_cannot_be_are_refused_by_variable(
 def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     with pytest.raises(ValueError, match=f"MASTER_PORT='?{port}"):
-        meeting_point()
+        get_rendezvous_point()
 
 
 DEEPSPEED = {
@@ -114,7 +114,7 @@ DEEPSPEED = {
 
 def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, **DEEPSPEED)
-    ours, theirs = launched_config(), DeepSpeedPlugin().deepspeed_config
+    ours, theirs = read_launcher_config(), DeepSpeedPlugin().deepspeed_config
     assert isinstance(ours, dict)
     assert ours["zero_optimization"]["stage"] == theirs["zero_optimization"]["stage"] == 3
     assert ours["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
@@ -127,23 +127,23 @@ def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: 
 
 def test_deepspeed_alone_means_stage_2_and_open_values_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="True")
-    config = launched_config()
+    config = read_launcher_config()
     assert isinstance(config, dict)
     assert config["zero_optimization"]["stage"] == DeepSpeedPlugin().zero_stage == 2
     assert config["gradient_accumulation_steps"] == config["gradient_clipping"] == config["train_batch_size"] == "auto"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "zero3.json")
-    assert launched_config() == "zero3.json"
+    assert read_launcher_config() == "zero3.json"
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "False")
-    assert launched_config() is None
+    assert read_launcher_config() is None
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "perhaps")
     with pytest.raises(ValueError, match="ACCELERATE_USE_DEEPSPEED='perhaps' is neither true nor false"):
-        launched_config()
+        read_launcher_config()
 
 
 @pytest.mark.parametrize("name", REFUSED_VARIABLES)
 def test_what_is_not_carried_out_is_refused_by_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     set_only(monkeypatch, **{name: "true"})
-    assert refused_variables() == {name: "true"}
+    assert get_refused_variables() == {name: "true"}
     with pytest.raises(NotImplementedError, match=f"environment variable {name}=true"):
         TrainingArguments("out", use_cpu=True)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.distributed import evaluating_process
 from tests.distributed.checks import assert_well, endings_of
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
-from tests.distributed.together import found_in
+from tests.distributed.together import read_results
 from tests.scenarios.once_per_session import carried_out_once
 
 
@@ -33,7 +33,7 @@ def found(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     """What one process finds alone, and what each of two finds."""
     find_alone = functools.partial(evaluating_process.find, rank=0, size=1)
     alone = carried_out_once(tmp_path_factory, "evaluating-alone", find_alone)
-    return [pickle.loads((alone / "0.pickle").read_bytes()), *found_in(folder)]
+    return [pickle.loads((alone / "0.pickle").read_bytes()), *read_results(folder)]
 
 
 def test_streaming_metrics_of_all_processes_are_those_of_one_and_count_each_sample_once(

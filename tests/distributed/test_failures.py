@@ -16,7 +16,7 @@ from littrainer import TrainingArguments
 from littrainer.distributed import collectives, failures
 from littrainer.distributed.environment import REPORTS
 from littrainer.distributed.failures import (
-    ENDING,
+    HUNG_FILE,
     FailedElsewhere,
     HangError,
     LostProcess,
@@ -172,7 +172,7 @@ def test_a_process_that_a_hang_ends_is_expected_to_end(
     monkeypatch.setenv(REPORTS, f"{os.getppid()}:{tmp_path}")
     speak_as(0)
     sys.excepthook(HangError, HangError("Training has not moved"), None)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{ENDING}-{os.getpid()}"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{HUNG_FILE}-{os.getpid()}"]
 
 
 def test_a_worker_without_a_number_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

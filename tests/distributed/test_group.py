@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainingArguments
-from littrainer.distributed.group import RendezvousError, backend_for, ensure_process_group
+from littrainer.distributed.group import RendezvousError, choose_backend, ensure_process_group
 from tests.distributed.launchers import set_only
 from tests.distributed.starting import run_by_hand
-from tests.distributed.together import port_for_a_meeting
+from tests.distributed.together import find_free_port
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_the_communication_library_fits_the_device(
     monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, backend: str
 ) -> None:
     libraries(monkeypatch, "gloo", "nccl", "mpi", "xccl")
-    assert backend_for(device, wanted) == backend
+    assert choose_backend(device, wanted) == backend
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_library_that_does_not_fit_or_is_not_there_is_named(
 ) -> None:
     libraries(monkeypatch, *there)
     with pytest.raises(ValueError, match=complaint):
-        backend_for(device, wanted)
+        choose_backend(device, wanted)
 
 
 def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments_and_needs_no_port(
@@ -128,7 +128,7 @@ def test_processes_that_do_not_come_are_waited_for_until_the_timeout(
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, rank: int, size: int
 ) -> None:
     arguments.ddp_timeout = 1
-    port = port_for_a_meeting()
+    port = find_free_port()
     set_only(monkeypatch, RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     complaint = rf"Process {rank} of {size} has not met all others at 127\.0\.0\.1:{port} .* within 1 s \(ddp_timeout\)"
     with pytest.raises(RendezvousError, match=complaint):

@@ -16,10 +16,10 @@ from littrainer.distributed import launcher
 from littrainer.distributed.launcher import (
     Launch,
     LaunchError,
-    _failure_in_words,
-    _meeting_of_agents,
+    _describe_failure,
+    _get_rendezvous_settings,
     _root_cause,
-    check,
+    check_launch,
 )
 
 
@@ -40,7 +40,7 @@ def test_what_cannot_be_started_is_refused_by_option(
 ) -> None:
     monkeypatch.setenv(launcher.GRACE, "soon")
     with pytest.raises(LaunchError, match=complaint):
-        check(launch)
+        check_launch(launch)
 
 
 def test_a_port_in_use_is_refused_where_it_would_be_opened() -> None:
@@ -51,17 +51,17 @@ def test_a_port_in_use_is_refused_where_it_would_be_opened() -> None:
         with pytest.raises(
             LaunchError, match=f"port {port} is in use on this machine; choose another one by --main-port"
         ):
-            check(Launch(2, main_port=port))
-        check(Launch(2, nodes=2, node_rank=1, main_address="node-a", main_port=port))
+            check_launch(Launch(2, main_port=port))
+        check_launch(Launch(2, nodes=2, node_rank=1, main_address="node-a", main_port=port))
 
 
 def test_agents_of_several_machines_meet_at_the_first_one_and_those_of_one_at_a_free_port() -> None:
-    several = _meeting_of_agents(Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711))
+    several = _get_rendezvous_settings(Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711))
     assert several["rdzv_endpoint"] == "node-a:4711" and several["rdzv_configs"] == {"rank": 1}
     without_port = Launch(4, nodes=2, main_address="node-a")
-    assert _meeting_of_agents(without_port)["rdzv_endpoint"] == "node-a:29500"
-    assert _meeting_of_agents(Launch(4))["rdzv_endpoint"] == "127.0.0.1:0"
-    assert _meeting_of_agents(Launch(4, main_port=4711))["rdzv_endpoint"] == "127.0.0.1:4711"
+    assert _get_rendezvous_settings(without_port)["rdzv_endpoint"] == "node-a:29500"
+    assert _get_rendezvous_settings(Launch(4))["rdzv_endpoint"] == "127.0.0.1:0"
+    assert _get_rendezvous_settings(Launch(4, main_port=4711))["rdzv_endpoint"] == "127.0.0.1:4711"
 
 
 def failure(rank: int, exitcode: int, file: Path, **report: Any) -> ProcessFailure:
@@ -81,7 +81,7 @@ def test_the_cause_is_named_and_not_what_followed_from_it(tmp_path: Path) -> Non
         2: failure(2, 1, tmp_path / "2", message=reported("ValueError:\n sample 17", 11), is_consequence=False),
     }
     rank, cause = _root_cause(failures)
-    assert _failure_in_words(rank, Launch(3), cause) == (
+    assert _describe_failure(rank, Launch(3), cause) == (
         "process 2 of 3 (local rank 2, pid 102) ended with status 1: ValueError: sample 17; the others were ended too"
     )
 
@@ -111,7 +111,7 @@ def test_a_process_that_a_hang_ends_has_half_a_minute_to_end_by_itself(
     monkeypatch.setattr(launcher, "MIN_ENDING_TIMEOUT_S", 2.0)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         (tmp_path / f"ending-{process.pid}").touch()
-        with launcher._ending_silent_processes(tmp_path, 0.1) as ended:
+        with launcher._end_processes_without_heartbeat(tmp_path, 0.1) as ended:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1)
             assert process.wait(30) and ended[process.pid].startswith("has not answered for 2 s")

@@ -9,7 +9,7 @@ import torch
 
 from tests.distributed import precision_process
 from tests.distributed.precision_process import BROKEN_STEP, LOGGED, MODES, SCALE, STRATEGIES
-from tests.distributed.together import found_together
+from tests.distributed.together import run_once_in_processes
 
 Found = list[dict[str, Any]]
 each_way = pytest.mark.parametrize("way", [f"{strategy} {mode}" for strategy in STRATEGIES for mode in MODES])
@@ -18,7 +18,7 @@ each_way = pytest.mark.parametrize("way", [f"{strategy} {mode}" for strategy in 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of two processes finds; they are started once for all tests."""
-    return found_together(tmp_path_factory, "scaling-together", precision_process.__name__)[1]
+    return run_once_in_processes(tmp_path_factory, "scaling-together", precision_process.__name__)[1]
 
 
 @each_way

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.checkpoint.checksums import files_in
-from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
+from littrainer.checkpoint.checksums import list_files
+from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.reader import read_optimizer_state
 from littrainer.checkpoint.sharded_files import read_fsdp_weights
 from littrainer.checkpoint.verification import damage_in, readable_manifest
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
-from tests.distributed.together import found_in, run_together
+from tests.distributed.together import read_results, run_in_processes
 from tests.scenarios.once_per_session import carried_out_once
 
 TOLERANCE = 1e-6
@@ -29,14 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def run(folder: Path) -> None:
         # The samples of one optimizer step of two processes.
         trainer_of(folder / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
-        run_together(sharded_process.__name__, folder)
+        run_in_processes(sharded_process.__name__, folder)
 
     return carried_out_once(tmp_path_factory, "sharing-a-model", run)
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
-    return found_in(folder)
+    return read_results(folder)
 
 
 def same_numbers(one: Any, other: Any) -> bool:
@@ -133,7 +133,7 @@ def test_checkpoints_written_in_the_background_are_those_of_trainings_that_wait(
     waiting: str, background: str, folder: Path
 ) -> None:
     wanted, ours = folder / waiting, folder / background
-    assert damage_in(ours) == [] and files_in(ours) == files_in(wanted)
+    assert damage_in(ours) == [] and list_files(ours) == list_files(wanted)
     for read in (read_fsdp_weights, lambda checkpoint: read_optimizer_state(checkpoint)[1]["state"]):
         torch.testing.assert_close(read(ours), read(wanted), rtol=0, atol=0)
 
@@ -142,7 +142,7 @@ def test_checkpoints_written_in_the_background_are_those_of_trainings_that_wait(
 def test_one_process_resumes_what_two_have_sharded(
     checkpoint: str, folder: Path, found: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert checkpoint_to_resume(str(folder / checkpoint), str(folder)) is not None
+    assert find_checkpoint_to_resume(str(folder / checkpoint), str(folder)) is not None
     alone = trainer_of(tmp_path, per_device_train_batch_size=4)
     alone.train(resume_from_checkpoint=str(folder / checkpoint))
     # The loss of a window is the same whether its samples are in one micro-batch or in two.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.starting import FACTS, SPAWNING, TRAINING, run, run_by_hand
-from tests.distributed.together import port_for_a_meeting
+from tests.distributed.together import find_free_port
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
 
@@ -67,5 +67,5 @@ def test_processes_that_a_script_starts_by_itself_train_whoever_makes_accelerate
     tmp_path: Path, arguments: list[str]
 ) -> None:
     (tmp_path / "script.py").write_text(SPAWNING)
-    done = run("script.py", str(port_for_a_meeting()), *arguments, cwd=tmp_path)
+    done = run("script.py", str(find_free_port()), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

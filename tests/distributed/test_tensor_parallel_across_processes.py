@@ -20,7 +20,7 @@ from tests.distributed.tensor_parallel_process import (
     replicas,
     trainer_of,
 )
-from tests.distributed.together import run_together
+from tests.distributed.together import run_in_processes
 from tests.scenarios.once_per_session import carried_out_once
 
 TOLERANCE = 1e-6
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def run(folder: Path) -> None:
         for name in ("alone", "together"):
             (folder / name).mkdir()
-        run_together(tensor_parallel_process.__name__, folder / "together")
+        run_in_processes(tensor_parallel_process.__name__, folder / "together")
         tensor_parallel_process.main(folder / "alone")
 
     return carried_out_once(tmp_path_factory, "computing-together", run)
@@ -134,7 +134,7 @@ def test_a_model_that_transformers_has_split_computes_and_trains_the_same(found:
 
 
 def test_four_processes_train_two_copies_of_a_split_model_as_one_process_and_resume_exactly(tmp_path: Path) -> None:
-    run_together(tensor_parallel_process.__name__, tmp_path, processes=4)
+    run_in_processes(tensor_parallel_process.__name__, tmp_path, processes=4)
     alone = replicas(tmp_path / "alone")
     for rank in range(4):
         one = pickle.loads((tmp_path / f"{rank}.pickle").read_bytes())["replicas"]

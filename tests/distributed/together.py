@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 4000
 OWN_PORTS = range(21000, 31000)
 
 
-def port_for_a_meeting() -> int:
+def find_free_port() -> int:
     """A port of this machine that nobody uses, nor gets by chance while the processes start."""
     while True:
         port = random.SystemRandom().choice(OWN_PORTS)
@@ -39,7 +39,7 @@ def port_for_a_meeting() -> int:
             return port
 
 
-def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path], limit_seconds: float) -> None:
+def wait_for_processes(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path], limit_seconds: float) -> None:
     """Wait until all processes have ended; when one fails, or time is up, the others are killed soon after.
 
     Parameters:
@@ -85,7 +85,7 @@ def start_processes(
     """
     shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     if are_told_where_to_meet:
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting())}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     started = []
     logs = [folder / f"log{label}{rank}" for rank in range(processes)]
     for rank, file in enumerate(logs):
@@ -95,27 +95,29 @@ def start_processes(
     return started, logs
 
 
-def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True, processes: int = PROCESSES) -> None:
+def run_in_processes(
+    module: str, folder: Path, are_told_where_to_meet: bool = True, processes: int = PROCESSES
+) -> None:
     """Run a module in two processes or more as a launcher would, with the folder as its argument.
 
     Raises:
-        AssertionError: as `wait_for_all`.
+        AssertionError: as `wait_for_processes`.
     """
     command = [sys.executable, "-m", module, str(folder)]
     started, logs = start_processes(command, folder, "", processes, are_told_where_to_meet)
-    wait_for_all(started, logs, LONGEST_WAIT_SECONDS)
+    wait_for_processes(started, logs, LONGEST_WAIT_SECONDS)
 
 
-def found_in(folder: Path) -> list[Any]:
+def read_results(folder: Path) -> list[Any]:
     """What each process has found and written to `RANK.pickle`."""
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
 
 
-def found_together(factory: pytest.TempPathFactory, name: str, module: str) -> tuple[Path, list[Any]]:
+def run_once_in_processes(factory: pytest.TempPathFactory, name: str, module: str) -> tuple[Path, list[Any]]:
     """The folder in which two processes of a module have run once for all tests, and what each of them found.
 
     Parameters:
         factory, name: as for `carried_out_once`.
     """
-    folder = carried_out_once(factory, name, functools.partial(run_together, module))
-    return folder, found_in(folder)
+    folder = carried_out_once(factory, name, functools.partial(run_in_processes, module))
+    return folder, read_results(folder)

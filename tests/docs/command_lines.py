@@ -19,7 +19,7 @@ from tests.docs.blocks import COMMANDS, ROOT, Block
 from tests.docs.forks import Forks
 from tests.docs.programs import become
 
-CARRIED_OUT = ("littrainer", "python", "python3", "torchrun", "accelerate")
+LIMIT_KEYWORDS = ("littrainer", "python", "python3", "torchrun", "accelerate")
 SECONDS_FOR_A_LINE = 900
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = {*re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE), *re.findall(r"^(\w+) \?=", MAKEFILE, re.MULTILINE)}
@@ -86,7 +86,7 @@ class Shell:
         module = " ".join(words[1:3]) if program in ("python", "python3") else ""
         if check := CHECKS.get(program) or CHECKS_OF_MODULES.get(module):
             return check(line, words)
-        if program not in CARRIED_OUT:
+        if program not in LIMIT_KEYWORDS:
             raise PageError(f"{line.place}: nothing is known about how to execute {words[0]!r}: {line.text}")
         output = None
         if ">" in words[:-1]:

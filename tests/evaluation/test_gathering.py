@@ -9,7 +9,7 @@ from transformers.trainer_pt_utils import EvalLoopContainer
 
 from littrainer.evaluation import gathering
 from littrainer.evaluation.gathering import BatchCollection, HostRows, SampleLists
-from littrainer.runtime.nested_values import SampleList, concatenated
+from littrainer.runtime.nested_values import SampleList, concat_nested
 from tests.scenarios.nested import described, filled
 
 
@@ -98,7 +98,7 @@ PIECES = {
 def test_rows_are_those_of_all_batches_whatever_number_was_expected(
     pieces: list[torch.Tensor], expected_rows: int | None
 ) -> None:
-    joined: Any = concatenated(pieces)
+    joined: Any = concat_nested(pieces)
     joined = joined.float() if joined.dtype == torch.bfloat16 else joined
     found = written(pieces, expected_rows)
     assert (found.dtype, found.shape) == (joined.numpy().dtype, joined.numpy().shape)

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import GenerationConfig
 
 from littrainer.evaluation.generation import (
-    generates_in_step,
+    extract_prompts,
+    find_padding_token,
     load_config,
-    padding_token,
-    prompts_of,
+    needs_synced_gpus,
 )
 
 
@@ -53,7 +53,7 @@ def test_a_value_of_another_type_is_refused() -> None:
 
 def test_the_padding_token_is_the_tokenizers_or_else_the_models() -> None:
     def token(tokenizer: Any, of_model: int | None = None) -> int:
-        return padding_token(SimpleNamespace(config=SimpleNamespace(pad_token_id=of_model)), tokenizer)
+        return find_padding_token(SimpleNamespace(config=SimpleNamespace(pad_token_id=of_model)), tokenizer)
 
     assert token(SimpleNamespace(pad_token_id=0, eos_token_id=2), 7) == 0
     assert token(SimpleNamespace(pad_token_id=None, eos_token_id=2), 7) == 2
@@ -66,10 +66,10 @@ def test_the_padding_token_is_the_tokenizers_or_else_the_models() -> None:
 
 def test_processes_generate_in_step_where_deepspeed_shards_parameters() -> None:
     model: Any = nn.Linear(2, 2)
-    assert not generates_in_step(model, world_size=4)
+    assert not needs_synced_gpus(model, world_size=4)
     model.weight.ds_id = 0
-    assert generates_in_step(model, world_size=4)
-    assert not generates_in_step(model, world_size=1)
+    assert needs_synced_gpus(model, world_size=4)
+    assert not needs_synced_gpus(model, world_size=1)
 
 
 # Tokens, mask and labels of a row, and the prompt in it.
@@ -85,15 +85,15 @@ PROMPTS: dict[str, tuple[list[int], list[int], list[int], list[int]]] = {
 def test_prompts_end_where_the_labels_begin_and_are_padded_on_the_left() -> None:
     ids, mask, labels = (torch.tensor([row[part] for row in PROMPTS.values()]) for part in range(3))
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "token_type_ids": ids + 10, "pixels": ids[0]}
-    found = prompts_of(batch, lambda: 99)
+    found = extract_prompts(batch, lambda: 99)
     prompts = [row[-1] for row in PROMPTS.values()]
     assert found["input_ids"].tolist() == [[99] * (3 - len(prompt)) + prompt for prompt in prompts]
     assert found["attention_mask"].sum(1).tolist() == [len(prompt) for prompt in prompts]
     assert (found["token_type_ids"] - 10)[0, 1:].tolist() == [5, 6] and found["pixels"] is batch["pixels"]
     assert "labels" not in found
     # Nothing in front of it needs no padding token, and what has no labels is a prompt already.
-    assert prompts_of({name: value[:1] for name, value in batch.items()}, lambda: 1 // 0)["input_ids"].tolist() == [
-        [5, 6]
-    ]
+    assert extract_prompts({name: value[:1] for name, value in batch.items()}, lambda: 1 // 0)[
+        "input_ids"
+    ].tolist() == [[5, 6]]
     questions = {"input_ids": ids}
-    assert prompts_of(questions, lambda: 99) is questions
+    assert extract_prompts(questions, lambda: 99) is questions

@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.data.resume.rng import capture_random_states
+from littrainer.data.resume.rng import get_rng_states
 from littrainer.lightning_adapter.module import TrainerModule
 from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows, vector_rows
@@ -59,7 +59,7 @@ def evaluate_everywhere(trainer: Trainer) -> list[Any]:
         else value
         for value in values
     ]
-    return [*timeless, [module.training for module in trainer.model.modules()], capture_random_states()]
+    return [*timeless, [module.training for module in trainer.model.modules()], get_rng_states()]
 
 
 class Listening(pl.Callback):

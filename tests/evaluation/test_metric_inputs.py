@@ -8,7 +8,7 @@ import torch
 
 from littrainer import EvalPrediction, Trainer
 from littrainer.evaluation.loop import EvaluationLoop
-from littrainer.evaluation.streaming import CONVERSIONS, TaskFacts, converted, guessed_conversion
+from littrainer.evaluation.streaming import CONVERSIONS, TaskFacts, convert_batch, guess_conversion
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_bert_tagger, tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_trainer
 
@@ -52,7 +52,7 @@ def batch(logits: Any, labels: Any) -> EvalPrediction:
 def test_a_conversion_makes_of_a_batch_what_update_is_called_with(
     name: str, predictions: Any, labels: Any, expected: list[Any]
 ) -> None:
-    found = converted(batch(predictions, labels), name)
+    found = convert_batch(batch(predictions, labels), name)
     for value, wanted in zip(found or (), expected, strict=True):
         assert torch.equal(value, torch.as_tensor(wanted, dtype=value.dtype))
         assert value.dtype in (torch.float32, torch.int64)
@@ -69,7 +69,7 @@ def test_a_conversion_makes_of_a_batch_what_update_is_called_with(
     ],
 )
 def test_a_function_is_given_both_or_the_whole_prediction(function: Any, expected: Any) -> None:
-    assert converted(EvalPrediction(1, 2, inputs=3), function) == expected
+    assert convert_batch(EvalPrediction(1, 2, inputs=3), function) == expected
 
 
 def ints(*shape: int) -> torch.Tensor:
@@ -105,8 +105,8 @@ def test_the_conversion_is_told_from_shapes_kinds_of_numbers_and_the_model(
     logits: Any, labels: Any, facts: TaskFacts, name: str
 ) -> None:
     prediction = batch(logits, labels)
-    assert guessed_conversion(prediction, facts) == name
-    assert len(converted(prediction, name) or ()) == 2
+    assert guess_conversion(prediction, facts) == name
+    assert len(convert_batch(prediction, name) or ()) == 2
 
 
 UNTOLD = {
@@ -120,20 +120,20 @@ UNTOLD = {
 @pytest.mark.parametrize(("logits", "labels", "facts", "reason"), UNTOLD.values(), ids=UNTOLD.keys())
 def test_a_conversion_that_cannot_be_told_is_asked_for(logits: Any, labels: Any, facts: TaskFacts, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
-        guessed_conversion(batch(logits, labels), facts)
+        guess_conversion(batch(logits, labels), facts)
     assert all(name in str(caught.value) for name in CONVERSIONS)
 
 
 def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given: Any) -> TaskFacts:
     trainer = quiet_trainer(folder, model, kind=kind, given=given)
-    has_own_step = bool(trainer._find_overrides("prediction_step"))
+    has_custom_step = bool(trainer._find_overrides("prediction_step"))
     loader = trainer.get_eval_dataloader()
-    return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_own_step).task_facts()
+    return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_custom_step).task_facts()
 
 
 def test_what_labels_belong_to_and_the_problem_are_known_of_the_models_of_transformers(tmp_path: Path) -> None:
     for new, expected in ((VectorClassifier, None), (tiny_bert_tagger, False), (tiny_llama, True), (tiny_gpt2, True)):
-        assert task_facts(new(), tmp_path).predicts_next_token is expected  # type: ignore[operator]
+        assert task_facts(new(), tmp_path).is_causal_lm is expected  # type: ignore[operator]
     model = tiny_bert_classifier(problem_type=SEVERAL_LABELS)
     facts = task_facts(model, tmp_path)
     assert facts.problem_type == SEVERAL_LABELS and facts.has_multi_label_logits

@@ -289,7 +289,7 @@ def test_a_metric_with_an_update_of_the_user_gets_what_the_model_returned_and_a_
     model, own = tiny_llama(), Seen()
     batch = pad_tokens(language_rows(3))
     metrics = StreamingMetrics({"own": wrap(own), "accuracy": wrap(Derived(VOCABULARY_SIZE, average="micro"))})
-    metrics.begin(torch.device("cpu"), lambda: TaskFacts(predicts_next_token=True))
+    metrics.begin(torch.device("cpu"), lambda: TaskFacts(is_causal_lm=True))
     with torch.no_grad():
         logits = model.eval()(**batch).logits
     metrics.update(EvalPrediction(logits, batch["labels"]))

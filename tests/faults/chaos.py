@@ -39,7 +39,7 @@ import torch
 
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main as littrainer
-from tests.distributed.starting import plain_environment
+from tests.distributed.starting import get_plain_environment
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 SCRIPT = "tests.faults.faulty_run"
@@ -133,7 +133,7 @@ def run_forked(schedule: Schedule, folder: Path) -> tuple[int, str]:
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         os.chdir(REPOSITORY)
         os.environ.clear()
-        os.environ.update(plain_environment(XDG_CACHE_HOME=str(folder / "cache")))
+        os.environ.update(get_plain_environment(XDG_CACHE_HOME=str(folder / "cache")))
         handler = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
         with mock.patch(f"{handler}.Popen", Forked):
             sys.exit(littrainer(schedule.words(folder)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.distributed.together import start_processes, wait_for_all
+from tests.distributed.together import start_processes, wait_for_processes
 
 PROCESSES, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 Outcomes = Callable[[int, int, Path], tuple[collections.Counter[str], str]]
@@ -45,7 +45,7 @@ def run_faults(module: str, outcomes: Outcomes, faults: int, well: str) -> int:
             arguments = [f"--{name}={value}" for name, value in settings.items()]
             started, logs = start_processes([sys.executable, "-m", module, *arguments], folder)
             try:
-                wait_for_all(started, logs, 120 + 20 * options.in_two_processes)
+                wait_for_processes(started, logs, 120 + 20 * options.in_two_processes)
             finally:
                 print((folder / "out0").read_text(), end="")
     return int(set(counts) != {well})

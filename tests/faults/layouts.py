@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from tests.distributed.together import port_for_a_meeting
+from tests.distributed.together import find_free_port
 from tests.scenarios.data import Rows, SizedStream
 
 FEATURES = 3
@@ -149,7 +149,7 @@ def carried_out(root: Path, sequence: Sequence, part: Layout) -> list[dict[str, 
     Raises:
         RuntimeError: one of them has failed.
     """
-    port, children = port_for_a_meeting(), []
+    port, children = find_free_port(), []
     for rank in range(part.processes):
         child = os.fork()
         if not child:

@@ -44,7 +44,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 
 from littrainer import TrainerCallback, get_last_checkpoint
-from littrainer.checkpoint.checksums import MANIFEST_NAME, parsed_manifest
+from littrainer.checkpoint.checksums import MANIFEST_NAME, parse_manifest
 from littrainer.checkpoint.layout import checkpoint_step
 from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.runtime.remote_folder import local_folder
@@ -159,7 +159,7 @@ def checked_checkpoints() -> tuple[int, list[str]]:
             continue
         folder = path.removesuffix(MANIFEST_NAME)
         try:
-            files = parsed_manifest(store[path]).files
+            files = parse_manifest(store[path]).files
         except ValueError:
             # Seen as torn by whoever reads it.
             continue

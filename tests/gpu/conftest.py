@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.together import port_for_a_meeting, wait_for_all
+from tests.distributed.together import find_free_port, wait_for_processes
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -28,7 +28,7 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
     """Run one of `trainings.TRAININGS` in processes of its own, and return what each of them found."""
     folder.mkdir(parents=True)
     visible = {**environment_of_runs(), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(processes))), **environment}
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting())}
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     launched |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     started = []
     logs = [folder / f"log{rank}" for rank in range(processes)]
@@ -39,7 +39,7 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
             started.append(
                 subprocess.Popen(command, cwd=ROOT, env={**visible, **ranks}, stdout=log, stderr=subprocess.STDOUT)
             )
-    wait_for_all(started, logs, LONGEST_WAIT_SECONDS)
+    wait_for_processes(started, logs, LONGEST_WAIT_SECONDS)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(processes)]
 
 

@@ -125,10 +125,10 @@ def test_snapshots_of_a_killed_run_are_removed_and_snapshots_of_a_running_push_a
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [snapshot.name]
     # Another process detects the lock.
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_locked", {})
+        patch.setattr(store, "_locked_stores", {})
         remove_abandoned_snapshots(tmp_path)
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [snapshot.name]
-    store._forget_in_child()
+    store._forget_locks_in_child()
     remove_abandoned_snapshots(tmp_path)
     assert not (tmp_path / SNAPSHOT_DIR).exists()
 

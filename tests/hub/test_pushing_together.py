@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.together import run_together
+from tests.distributed.together import run_in_processes
 from tests.hub.runs import files_below
 from tests.hub.server import Hub
 from tests.hub.test_pushing import CHECKPOINT_STRATEGIES, below
@@ -18,7 +18,7 @@ def test_the_first_process_alone_pushes_what_both_have_written(
 ) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    run_together("tests.hub.pushing_process", tmp_path)
+    run_in_processes("tests.hub.pushing_process", tmp_path)
     first, second = (pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(2))
     assert first["step"] == second["step"] == 6
     assert (first["id"], second["id"]) == ("someone/run", None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from littrainer.keras.data import BatchedPairs, PairDataset, as_tensors, collate_pairs, dataset_of_pairs, loader_of
+from littrainer.keras.data import BatchedPairs, PairDataset, collate_pairs, make_loader, to_pair_dataset, to_tensors
 
 
 class StandInDataset:
@@ -28,10 +28,10 @@ PAIR = (np.zeros(2, "float32"), 1)
 
 
 def test_datasets_of_tensorflow_and_torch_are_taken() -> None:
-    dataset = dataset_of_pairs(StandInDataset([PAIR, PAIR]), "train_dataset")
+    dataset = to_pair_dataset(StandInDataset([PAIR, PAIR]), "train_dataset")
     assert isinstance(dataset, PairDataset)
     assert (len(dataset), dataset[1]["labels"]) == (2, 1)
-    of_tensors = dataset_of_pairs(TensorDataset(torch.ones(2, 3), torch.arange(2)), "train_dataset")
+    of_tensors = to_pair_dataset(TensorDataset(torch.ones(2, 3), torch.arange(2)), "train_dataset")
     assert of_tensors is not None
     assert collate_pairs([of_tensors[0], of_tensors[1]])["labels"].tolist() == [0, 1]
     with pytest.raises(TypeError, match=r"tuple of 3.*sample weights into the loss that run_model returns"):
@@ -50,7 +50,7 @@ def test_what_is_no_dataset_of_samples_is_refused_with_what_to_pass(source: Any)
     with pytest.raises(
         TypeError, match=rf"train_dataset is a {type(source).__name__}.*TensorDataset\(features, labels\)"
     ):
-        dataset_of_pairs(source, "train_dataset")
+        to_pair_dataset(source, "train_dataset")
 
 
 def test_a_batch_keeps_dicts_and_tuples_and_makes_numbers_float32() -> None:
@@ -63,7 +63,7 @@ def test_a_batch_keeps_dicts_and_tuples_and_makes_numbers_float32() -> None:
     assert "labels" not in collate_pairs([{"features": 1.0, "labels": 1}, {"features": 1.0}])
     array = np.arange(3, dtype="float32")
     array.flags.writeable = False
-    assert as_tensors(array, "features").tolist() == [0.0, 1.0, 2.0]
+    assert to_tensors(array, "features").tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_samples_that_cannot_be_stacked_are_named(values: list[Any], error: type
 
 def test_batches_of_a_script_are_read_as_far_as_it_says() -> None:
     batches = StandInDataset([(np.ones((2, 1)), np.ones(2))] * 5)
-    loader = loader_of((batches, 3, 6), "get_eval_tfdataset", has_counts=True)
+    loader = make_loader((batches, 3, 6), "get_eval_tfdataset", has_counts=True)
     assert (len(loader), len(list(loader)), loader.num_examples) == (3, 3, 6)
-    assert len(loader_of(batches, "get_train_tfdataset")) == 5
+    assert len(make_loader(batches, "get_train_tfdataset")) == 5
     assert [labels.tolist() for _, labels in BatchedPairs(loader)] == [[1.0, 1.0]] * 3
     with pytest.raises(TypeError, match=r"get_train_tfdataset returned a NoneType.*batches \(features, labels\)"):
-        loader_of(None, "get_train_tfdataset")
+        make_loader(None, "get_train_tfdataset")

@@ -7,7 +7,7 @@ import torch
 from littrainer.keras.model import (
     KerasModule,
     check_model,
-    check_training_of,
+    check_trainable,
     count_instances,
     mean_over_window,
     run_keras_model,
@@ -128,8 +128,8 @@ def test_a_model_that_torch_cannot_train_is_refused_with_the_next_step(
 
 def test_a_summed_loss_and_a_models_own_step_are_refused(make_model: Any, keras: Any) -> None:
     with pytest.raises(NotImplementedError, match=r"reduction='sum'.*Leave the reduction out"):
-        check_training_of(make_model(loss=[keras.losses.MeanSquaredError(reduction="sum")]))
-    check_training_of(make_model(loss=["mse"]))
+        check_trainable(make_model(loss=[keras.losses.MeanSquaredError(reduction="sum")]))
+    check_trainable(make_model(loss=["mse"]))
     kind = type("Mine", (keras.Sequential,), {"train_step": lambda self, data: {}})
     with pytest.raises(NotImplementedError, match=r"Mine has its own train_step.*Override run_model"):
-        check_training_of(kind())
+        check_trainable(kind())

@@ -18,7 +18,7 @@ from lightning.pytorch.profilers import Profiler
 from littrainer import Trainer, TrainerCallback
 from littrainer.lightning_adapter import fast_training_loop
 from littrainer.lightning_adapter.fast_training_loop import HOOKS, FastEpochLoop
-from littrainer.optim.stepping import ClosureFirst
+from littrainer.optim.stepping import ClosureFirstOptimizer
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
@@ -26,7 +26,7 @@ BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["a
 
 
 def test_another_release_of_lightning_keeps_its_own_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset({"1.0"}))
+    monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset({"1.0"}))
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    if isinstance(value, ClosureFirst):
+    if isinstance(value, ClosureFirstOptimizer):
         value = value.optimizer
     return value if isinstance(value, (int, float, str, type(None))) else type(value).__name__
 
@@ -82,7 +82,7 @@ class Metrics(pl.loggers.Logger):
 def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **arguments: Any) -> Trainer:
     with pytest.MonkeyPatch.context() as patch:
         if not is_fast:
-            patch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
+            patch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
         settings = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "logging_steps": 1, **arguments}
         given = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
         trainer = quiet_trainer(folder, kind=kind, given=given, **settings)

@@ -12,12 +12,12 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-from littrainer.lightning_adapter.fast_training_loop import KNOWN_RELEASES
+from littrainer.lightning_adapter.fast_training_loop import SUPPORTED_RELEASES
 
 ADVICE = (
     f"Lightning {pl.__version__} is no release that the fast loop was written for: trainings take Lightning's own, "
     "slower loop. Compare what differs, let lightning_adapter/fast_training_loop.py follow, then add the release to "
-    "KNOWN_RELEASES and its digests here."
+    "SUPPORTED_RELEASES and its digests here."
 )
 
 # What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
@@ -100,7 +100,7 @@ def replaced_function(name: str) -> Any:
 
 
 def test_this_release_of_lightning_is_one_that_the_fast_loop_was_written_for() -> None:
-    assert pl.__version__ in KNOWN_RELEASES, ADVICE
+    assert pl.__version__ in SUPPORTED_RELEASES, ADVICE
 
 
 def test_what_the_fast_loop_replaces_is_what_it_was_when_it_was_written() -> None:

@@ -115,7 +115,7 @@ def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     for leave_alone in (False, True):
         if leave_alone:
-            lightning_internals.leave_signals_alone(trainer)
+            lightning_internals.disable_signal_handling(trainer)
         trainer.fit_loop.epoch_progress.reset()
         trainer.fit(Probe(lambda _: handlers.append(signal.getsignal(signal.SIGTERM))), DataLoader(torch.ones(1, 1)))
     assert handlers[0] is not before and handlers[1] is before
@@ -158,14 +158,14 @@ def test_max_batches() -> None:
 
     class Showing(Probe):
         def on_validation_start(self) -> None:
-            lightning_internals.show_number_of_batches(self.trainer, 7)
+            lightning_internals.set_displayed_batch_count(self.trainer, 7)
             shown.append(self.trainer.num_val_batches)
 
         def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
             return ()
 
         def on_predict_start(self) -> None:
-            lightning_internals.show_number_of_batches(self.trainer, 7)
+            lightning_internals.set_displayed_batch_count(self.trainer, 7)
             shown.append(self.trainer.num_predict_batches)
 
     class Endless(list[str]):
@@ -196,7 +196,7 @@ def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None
     for resumes in (True, False):
         one = trainer()
         if not resumes:
-            lightning_internals.resume_nothing(one)
+            lightning_internals.disable_auto_resume(one)
         one.fit(Probe(lambda module: steps.append(module.trainer.global_step)), DataLoader(torch.ones(2, 1)))
     # Lightning by itself goes on behind the first of two steps.
     assert steps == [2, 1, 2]
@@ -204,7 +204,7 @@ def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None
 
 def test_batches_that_stepped() -> None:
     trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
-    lightning_internals.count_from(trainer, epochs=2, optimizer_steps=6)
+    lightning_internals.restore_progress(trainer, epochs=2, optimizer_steps=6)
     seen: list[Any] = []
 
     def note(module: Probe) -> None:
@@ -258,8 +258,8 @@ def test_validations_are_announced_while_callbacks_are_set_up() -> None:
 
     class Asking(pl.Callback):
         def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-            for are_announced in (True, False):
-                lightning_internals.announce_validations(trainer, module, are_announced)
+            for has_validation in (True, False):
+                lightning_internals.set_validation_enabled(trainer, module, has_validation)
                 said.append(trainer.enable_validation)
 
     module = fit(callbacks=[Asking()])

@@ -46,7 +46,7 @@ class Overflowing(VectorClassifier):
 @pytest.fixture(autouse=True)
 def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("arguments.destinations", "strategies.mixed_precision"):
-        monkeypatch.setattr(f"littrainer.{module}.lightning_precision", lambda args: "16-mixed")
+        monkeypatch.setattr(f"littrainer.{module}.get_lightning_precision", lambda args: "16-mixed")
     monkeypatch.setitem(DERIVED_KEYWORDS, "precision", (lambda args: "16-mixed", "from fp16"))
 
 
@@ -131,8 +131,8 @@ def test_scaling_is_the_same_in_lightnings_own_loop(
     tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for releases in (fast_training_loop.KNOWN_RELEASES, frozenset[str]()):
-        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", releases)
+    for releases in (fast_training_loop.SUPPORTED_RELEASES, frozenset[str]()):
+        monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", releases)
         torch.manual_seed(0)
         trainer = scaled_trainer(tmp_path, Overflowing(1), kind, gradient_accumulation_steps=accumulation)
         scaled: list[Any] = []
@@ -212,7 +212,7 @@ def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
 def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, precision: str
 ) -> None:
-    monkeypatch.setattr("littrainer.strategies.mixed_precision.lightning_precision", lambda args: precision)
+    monkeypatch.setattr("littrainer.strategies.mixed_precision.get_lightning_precision", lambda args: precision)
     trainer = quiet_trainer(tmp_path)
     plugin = plugin_for(kind, precision, trainer)
     expected = PLUGINS[kind, precision]
@@ -242,5 +242,5 @@ def test_loss_scaling_is_refused_where_layers_are_split(tmp_path: Path, monkeypa
     monkeypatch.setattr("littrainer.lightning_adapter.precision.tensor_parallel_size", lambda args: 2)
     with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):
         plugin_for(ModelParallelStrategy, "16-mixed", trainer)
-    monkeypatch.setattr("littrainer.strategies.mixed_precision.lightning_precision", lambda args: "bf16-mixed")
+    monkeypatch.setattr("littrainer.strategies.mixed_precision.get_lightning_precision", lambda args: "bf16-mixed")
     assert plugin_for(ModelParallelStrategy, "bf16-mixed", quiet_trainer(tmp_path)).scaler is None

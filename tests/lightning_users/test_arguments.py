@@ -12,7 +12,12 @@ import torch
 
 from littrainer import TrainingArguments
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
-from littrainer.lightning.arguments import ArgumentsUnderLightning, ModuleArguments, arguments_from, changed_arguments
+from littrainer.lightning.arguments import (
+    ArgumentsUnderLightning,
+    ModuleArguments,
+    get_changed_arguments,
+    resolve_arguments,
+)
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
@@ -24,7 +29,7 @@ def test_what_lightning_decides_is_asked_from_it_and_the_rest_from_the_arguments
 ) -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"), distributed_sampler_kwargs=shared)
     trainer: Any = SimpleNamespace(world_size=4, global_rank=3, strategy=strategy, accumulate_grad_batches=5)
-    args: Any = ArgumentsUnderLightning(arguments_from({"per_device_train_batch_size": 3, "use_cpu": True}), trainer)
+    args: Any = ArgumentsUnderLightning(resolve_arguments({"per_device_train_batch_size": 3, "use_cpu": True}), trainer)
     assert (args.world_size, args.process_index, args.gradient_accumulation_steps) == (4, 3, 5)
     assert args.device == torch.device("cpu")
     assert args.train_batch_size == copy.copy(args).train_batch_size == 3
@@ -36,16 +41,16 @@ def test_what_lightning_decides_is_asked_from_it_and_the_rest_from_the_arguments
 
 def test_a_dict_becomes_arguments_nothing_becomes_the_defaults_and_arguments_are_taken_as_they_are() -> None:
     args = TrainingArguments(use_cpu=True)
-    assert arguments_from(args) is args
-    assert arguments_from({"learning_rate": 0.25}).learning_rate == 0.25
-    assert arguments_from(None) == ModuleArguments()
+    assert resolve_arguments(args) is args
+    assert resolve_arguments({"learning_rate": 0.25}).learning_rate == 0.25
+    assert resolve_arguments(None) == ModuleArguments()
 
 
 def test_unknown_names_and_other_objects_are_refused() -> None:
     with pytest.raises(TypeError, match=r"^args: 'learing_rate' is unknown, did you mean 'learning_rate'"):
-        arguments_from({"learing_rate": 1})
+        resolve_arguments({"learing_rate": 1})
     with pytest.raises(TypeError, match="args is a list; give TrainingArguments, a dict"):
-        arguments_from([1])  # type: ignore[arg-type]
+        resolve_arguments([1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -55,22 +60,22 @@ def test_unknown_names_and_other_objects_are_refused() -> None:
 def test_what_lightning_decides_is_not_held_against_the_arguments(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         TrainingArguments(**given)
-    assert changed_arguments(arguments_from(given)).items() >= given.items()
+    assert get_changed_arguments(resolve_arguments(given)).items() >= given.items()
 
 
 def test_changed_arguments_are_plain_and_make_the_same_arguments_again() -> None:
     given = {"learning_rate": 0.25, "optim": "sgd", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 0.5}
-    args = arguments_from({**given, "hub_token": "hf_secret", "push_to_hub": False})
-    assert changed_arguments(args) == given
-    assert arguments_from(changed_arguments(args)).to_dict() == arguments_from(given).to_dict()
+    args = resolve_arguments({**given, "hub_token": "hf_secret", "push_to_hub": False})
+    assert get_changed_arguments(args) == given
+    assert resolve_arguments(get_changed_arguments(args)).to_dict() == resolve_arguments(given).to_dict()
 
 
 def test_arguments_of_a_module_neither_start_nor_meet_processes() -> None:
     # As Lightning's launcher starts the second of two processes, before the first one has a group.
     script = (
         "import torch.distributed as dist\n"
-        "from littrainer.lightning.arguments import arguments_from\n"
-        "arguments_from({'learning_rate': 0.1})\n"
+        "from littrainer.lightning.arguments import resolve_arguments\n"
+        "resolve_arguments({'learning_rate': 0.1})\n"
         "assert not dist.is_initialized()\n"
     )
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}

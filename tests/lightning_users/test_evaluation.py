@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from littrainer.data import stream_end
 from littrainer.data.stream_end import UnequalData
-from littrainer.lightning.evaluation import is_watched
+from littrainer.lightning.evaluation import is_monitored
 from tests.lightning_users.fitting import loader, module_of, trainer_for, validated
 
 
@@ -31,7 +31,7 @@ def test_metrics_have_the_prefix_of_their_stage_once_and_those_that_are_no_numbe
     ],
 )
 def test_a_number_is_watched_where_a_callback_goes_by_it(callback: object, expected: bool) -> None:
-    assert is_watched("train_loss", [callback]) is expected
+    assert is_monitored("train_loss", [callback]) is expected
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from littrainer.lightning.arguments import arguments_from, names_of_arguments
+from littrainer.lightning.arguments import list_argument_names, resolve_arguments
 from littrainer.lightning.ignored_arguments import (
-    ACTED_ON,
-    LEFT_TO_LIGHTNING,
+    LIGHTNING_EQUIVALENTS,
+    MODULE_ARGUMENTS,
     NOTED,
     warn_of_ignored_arguments,
 )
@@ -34,7 +34,7 @@ def told(args: dict[str, Any], **changes: Any) -> str:
     read = {"datamodule": None, **{name: getattr(trainer, name) for name in names}, **further}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_of_ignored_arguments(arguments_from(args), SimpleNamespace(**read))
+        warn_of_ignored_arguments(resolve_arguments(args), SimpleNamespace(**read))
     return "\n".join(str(one.message) for one in caught)
 
 
@@ -49,8 +49,8 @@ def test_an_argument_that_nothing_else_has_is_one_of_those_that_the_module_acts_
         *("logging_nan_inf_filter", "prediction_loss_only", "eval_do_concat_batches", "eval_accumulation_steps"),
         *("include_for_metrics", "metric_for_best_model", "eval_loss_weighting"),
         *("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"),
-    } == ACTED_ON
-    assert set(LEFT_TO_LIGHTNING) <= set(names_of_arguments())
+    } == MODULE_ARGUMENTS
+    assert set(LIGHTNING_EQUIVALENTS) <= set(list_argument_names())
 
 
 BEST = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}

@@ -15,7 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
 
 from littrainer import Trainer, TrainerCallback, set_seed
-from littrainer.data.resume.rng import capture_random_states
+from littrainer.data.resume.rng import get_rng_states
 from littrainer.lightning.lightning_extras import RangeTest
 from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows
@@ -182,10 +182,10 @@ def test_it_leaves_everything_as_it_was(tmp_path: Path, warm: bool) -> None:
     trainer.model.head.weight.grad = torch.ones_like(trainer.model.head.weight)
     random.seed(5)
     np.random.seed(6)
-    before, generators = picture(trainer, tmp_path), capture_random_states(gpu=False)
+    before, generators = picture(trainer, tmp_path), get_rng_states(gpu=False)
     trainer.lr_find(num_training=12)
     trainer.scale_batch_size(steps_per_trial=1)
-    assert first_difference(capture_random_states(gpu=False), generators) is None
+    assert first_difference(get_rng_states(gpu=False), generators) is None
     after = picture(trainer, tmp_path)
     for name, value in before.items():
         if name in ("weights", "gradients", "optimizer"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer import TransformersModule, set_seed
-from tests.distributed.together import PROCESSES, found_together
+from tests.distributed.together import PROCESSES, run_once_in_processes
 from tests.lightning_users import two_processes
 from tests.lightning_users.curves import EPOCHS
 from tests.lightning_users.two_processes import EVALUATED_ROWS, SAVED_AFTER
@@ -24,7 +24,7 @@ SPLIT = {"fsdp2": {"DTensor"}, "tensor parallel": {"DTensor", "Parameter"}}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
     """The folder in which two processes have run once for all tests, and what each of them found."""
-    return found_together(tmp_path_factory, "module-in-two-processes", two_processes.__name__)
+    return run_once_in_processes(tmp_path_factory, "module-in-two-processes", two_processes.__name__)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from littrainer import TrainerDataModule, TransformersModule, set_seed
-from littrainer.strategies.shards import whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict
 from tests.lightning_users import reading
 from tests.lightning_users.curves import JOBS, QUIET, Job, curve_of_lightning, curve_of_our_trainer, data_module
 from tests.scenarios.collators import pad_tokens
@@ -145,7 +145,7 @@ def trained(folder: Path, name: str) -> dict[str, Any]:
     split = {type(parameter).__name__ for parameter in module.model.parameters()}
     module.export_pretrained(folder / name)
     trainer.save_checkpoint(folder / f"{name}.ckpt")
-    state = whole_state_dict(module.model)
+    state = get_full_state_dict(module.model)
     return {"losses": losses, "split": split, "weights": {key: value.clone() for key, value in state.items()}}
 
 

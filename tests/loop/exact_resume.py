@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from littrainer import Trainer
-from littrainer.data.resume.rng import capture_random_states
+from littrainer.data.resume.rng import get_rng_states
 from tests.fidelity.first_difference import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import NoisyClassifier
@@ -93,7 +93,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "best": (trainer.state.best_metric, trainer.state.best_global_step),
-        "random states": capture_random_states(),
+        "random states": get_rng_states(),
     }
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from littrainer import TrainingArguments
-from littrainer.loop.batch_errors import Circumstances, advise
+from littrainer.loop.batch_errors import ErrorContext, advise
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -54,7 +54,7 @@ def test_a_failed_evaluation_names_the_step_at_which_it_is(tmp_path: Path) -> No
 
 
 def told(error: BaseException, model: nn.Module, batch: Any, evaluates: bool = False, **changes: Any) -> list[str]:
-    return advise(Circumstances(error, model, batch, TrainingArguments("out", use_cpu=True, **changes), evaluates))
+    return advise(ErrorContext(error, model, batch, TrainingArguments("out", use_cpu=True, **changes), evaluates))
 
 
 OUT_OF_RANGE = IndexError("index out of range in self")

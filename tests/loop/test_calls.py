@@ -40,7 +40,7 @@ def test_a_step_calls_few_functions_more_than_a_raw_loop(
 ) -> None:
     # A slow machine would draw the bars, and look for files in the run's folder, more often.
     monkeypatch.setattr("tqdm.std.time", itertools.repeat(0.0).__next__)
-    monkeypatch.setattr("littrainer.loop.clock.SECONDS_BETWEEN_LOOKS", 1e6)
+    monkeypatch.setattr("littrainer.loop.clock.FILE_CHECK_INTERVAL_S", 1e6)
     make_model, make_rows = JOBS[job]
     settings = {"gradient_accumulation_steps": accumulation, "disable_tqdm": False}
     settings |= {"logging_strategy": "steps", "logging_steps": 6}

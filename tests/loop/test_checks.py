@@ -15,8 +15,8 @@ from littrainer.loop.checks import (
     check_is_dataset,
     check_is_trainable,
     check_model_kind,
-    checked_lightning_keywords,
-    checked_optimizers,
+    validate_lightning_keywords,
+    validate_optimizers,
 )
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -52,9 +52,9 @@ QUANTIZER = types.SimpleNamespace(
         (check_is_trainable, (quantized(hf_quantizer=QUANTIZER, peft_config={}),), "through which no gradients pass"),
         (check_train_dataset, ((row for row in vector_rows(2)),), r"is a generator, .*list\(\.\.\.\)"),
         (check_train_dataset, ({"x": [1.0], "labels": [0]},), "is a dict with 'x', 'labels'.*from_dict"),
-        (checked_optimizers, (torch.optim.SGD([torch.ones(1)], 0.1),), r"pair \(optimizer, schedule\), and is a SGD"),
-        (checked_optimizers, ((torch.optim.SGD, None),), "has the class SGD: make an .*optimizer_cls_and_kwargs"),
-        (checked_lightning_keywords, ("simple",), r"lightning has to be a dict .* is text \('simple'\)"),
+        (validate_optimizers, (torch.optim.SGD([torch.ones(1)], 0.1),), r"pair \(optimizer, schedule\), and is a SGD"),
+        (validate_optimizers, ((torch.optim.SGD, None),), "has the class SGD: make an .*optimizer_cls_and_kwargs"),
+        (validate_lightning_keywords, ("simple",), r"lightning has to be a dict .* is text \('simple'\)"),
     ],
 )
 def test_what_is_of_another_kind_is_named_with_what_to_give(check: Any, given: Any, words: str) -> None:

@@ -99,8 +99,8 @@ def test_the_rows_of_a_batch_are_known_when_it_has_been_trained(tmp_path: Path, 
     class Asking(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             windows = trainer.session.run.windows
-            for number in range(windows.micro_batches_seen):
-                found[windows.epoch, number] = windows.rows_of(windows.epoch, number)
+            for number in range(windows.micro_batches_read):
+                found[windows.epoch, number] = windows.find_rows(windows.epoch, number)
 
     rows = [
         {**row, "number": number, "input_ids": [0] * (number % 5 + 1)} for number, row in enumerate(vector_rows(22))
@@ -471,7 +471,7 @@ def test_a_checkpoint_to_resume_that_is_sick_or_gone_is_not_gone_back_to(tmp_pat
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
-def test_many_batches_may_be_left_out_between_two_checkpoints(tmp_path: Path) -> None:
+def test_many_batches_can_be_skipped_between_two_checkpoints(tmp_path: Path) -> None:
     rows = vector_rows(108)
     for row in rows[4::8]:
         row["x"] = row["x"] * math.nan

@@ -14,7 +14,7 @@ import pytest
 from littrainer.callbacks.state import TrainerState
 from littrainer.distributed.environment import COMMAND
 from littrainer.loop import preemption
-from littrainer.runtime.interruptions import StoppedByUserCode, UpdateGuard
+from littrainer.runtime.interruptions import UpdateGuard, UserStopIteration
 from tests.compat.processes import environment
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
@@ -68,7 +68,7 @@ def test_without_a_checkpoint_the_command_is_repeated(tmp_path: Path, monkeypatc
     (tmp_path / "checkpoint-9").mkdir()  # An earlier training has left it.
     monkeypatch.setenv(COMMAND, "littrainer run 'my train.py'")
     args: Any = SimpleNamespace(output_dir=str(tmp_path))
-    assert preemption.report_interruption(args, TrainerState(global_step=1, max_steps=5)) == [
+    assert preemption.describe_interruption(args, TrainerState(global_step=1, max_steps=5)) == [
         "Interrupted at optimizer step 1 of 5. No checkpoint has been saved.",
         "To start again: littrainer run 'my train.py'",
     ]
@@ -111,7 +111,7 @@ def test_the_error_of_a_step_that_fails_under_ctrl_c_is_shown_before_the_two_lin
     try:
         with (
             pytest.raises(KeyboardInterrupt) as caught,
-            preemption.reported_interruption(args, lambda: state),
+            preemption.report_ctrl_c(args, lambda: state),
             UpdateGuard() as guard,
         ):
             guard.hold()
@@ -125,7 +125,7 @@ def test_the_error_of_a_step_that_fails_under_ctrl_c_is_shown_before_the_two_lin
 
 
 @pytest.mark.parametrize(
-    "error", [StoppedByUserCode(), KeyboardInterrupt(), ValueError()], ids=lambda error: type(error).__name__
+    "error", [UserStopIteration(), KeyboardInterrupt(), ValueError()], ids=lambda error: type(error).__name__
 )
 def test_ctrl_c_that_waited_has_only_a_failure_for_its_cause(error: BaseException) -> None:
     with pytest.raises(KeyboardInterrupt) as caught, UpdateGuard() as guard:

@@ -14,9 +14,9 @@ from littrainer.loop.loss import (
     LabelSmoother,
     RunningLoss,
     add_to_running_loss,
+    compute_loss_and_outputs,
     items_in_window,
-    loss_and_outputs,
-    normalised,
+    scale_for_accumulation,
 )
 from littrainer.loop.loss_normalization import UNKNOWN
 from tests.scenarios.models import (
@@ -72,7 +72,7 @@ def facts(**changes: Any) -> Any:
         "training_step": print,
         "current_gradient_accumulation_steps": 4,
         "_loss_shifts_labels": False,
-        "_loss_head": UNKNOWN,
+        "_loss_reduction": UNKNOWN,
         "args": SimpleNamespace(world_size=1, average_tokens_across_devices=True),
     }
     return SimpleNamespace(**{**defaults, **changes})
@@ -81,7 +81,7 @@ def facts(**changes: Any) -> Any:
 class AMean:
     """In the place of an override that does not take num_items_in_batch."""
 
-    _returns_the_mean = True
+    _reduces_to_micro_batch_mean = True
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ class AMean:
 )
 def test_a_loss_is_divided_by_the_window_exactly_once(changes: Any, items: int | None, divided: bool) -> None:
     loss = torch.tensor(8.0)
-    assert normalised(facts(**changes), loss, items).item() == (8.0 if divided else 2.0)
+    assert scale_for_accumulation(facts(**changes), loss, items).item() == (8.0 if divided else 2.0)
 
 
 @pytest.mark.parametrize("window", [[], [{"x": torch.ones(1)}], [{"labels": ["a"]}]])
@@ -112,7 +112,7 @@ def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) 
 
 def loss_of(folder: Path, model: nn.Module, inputs: Any = BATCH, items: Any = None, **given: Any) -> Any:
     trainer = quiet_trainer(folder, model, given=given)
-    return loss_and_outputs(trainer, trainer.model, dict(inputs), items)
+    return compute_loss_and_outputs(trainer, trainer.model, dict(inputs), items)
 
 
 def test_a_loss_function_without_labels_to_give_it_is_warned_about(

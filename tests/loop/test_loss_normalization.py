@@ -17,7 +17,7 @@ from littrainer.loop.loss_normalization import (
     LABELS,
     SHIFTED_LABELS,
     UNKNOWN,
-    LossHead,
+    LossReduction,
     _NoIgnoredIndex,
     _Trial,
 )
@@ -264,7 +264,7 @@ def test_a_gpu_finds_out_what_is_a_mean_where_each_label_counts(tmp_path: Path, 
     window = [{"input_ids": torch.arange(8).reshape(2, 4), "labels": torch.arange(8).reshape(2, 4) % CLASSES}]
     model = Hidden()
     trainer = quiet_trainer(tmp_path, model)
-    trial = _Trial(trainer, model, window, LossHead(unit=LABELS), torch.device("cpu"))
+    trial = _Trial(trainer, model, window, LossReduction(unit=LABELS), torch.device("cpu"))
     trial.device = torch.device("cuda")
     if ignored == -100:
         assert trial._unit() == SHIFTED_LABELS
@@ -326,7 +326,7 @@ def test_finding_out_changes_no_number(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(texts) == 1
     # At most two forward passes of a micro-batch, before the first step.
     assert tried.model.passes == [False] * 2 + [True] * 8
-    monkeypatch.setattr(step, "find_loss_head", lambda *_: LossHead())
+    monkeypatch.setattr(step, "detect_loss_reduction", lambda *_: LossReduction())
     untried, same_state = run()
     assert untried.model.passes == [True] * 8
     assert untried.state.log_history[:-1] == tried.state.log_history[:-1]
@@ -423,8 +423,8 @@ def test_evaluations_during_an_exact_training_are_means(tmp_path: Path) -> None:
 
 def test_each_training_finds_out_for_itself(tmp_path: Path) -> None:
     trainer = trained(tmp_path, tiny_bert_classifier(), token_rows(ROWS), (2, 2))
-    assert trainer.session.loss_head == LossHead(is_exact=True, divides=False)
-    assert trainer.session.next().loss_head is UNKNOWN
+    assert trainer.session.loss_reduction == LossReduction(is_exact=True, divides=False)
+    assert trainer.session.next().loss_reduction is UNKNOWN
 
 
 def test_memory_that_runs_out_while_the_head_is_tried_is_an_error(tmp_path: Path) -> None:

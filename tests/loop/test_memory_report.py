@@ -17,7 +17,7 @@ def test_what_a_stage_keeps_and_what_it_only_held_for_a_while_are_told_apart() -
     report, metrics = MemoryReport(True), {}
     report.start("init")
     report.stop("init")
-    with report.measuring("train"):
+    with report.measure("train"):
         kept = torch.ones(60 * MIB // 4)
         passing = torch.ones(100 * MIB // 4)
         del passing
@@ -31,8 +31,8 @@ def test_a_stage_within_another_one_is_part_of_it() -> None:
     report = MemoryReport(True)
     inner: dict[str, Any] = {}
     outer: dict[str, Any] = {}
-    with report.measuring("train"):
-        with report.measuring("eval"):
+    with report.measure("train"):
+        with report.measure("eval"):
             report.stop("eval", inner)
         report.stop("train", outer)
     assert not inner and "train_mem_cpu_alloc_delta" in outer
@@ -40,9 +40,9 @@ def test_a_stage_within_another_one_is_part_of_it() -> None:
 
 def test_a_stage_that_fails_does_not_swallow_the_next_one() -> None:
     report, metrics = MemoryReport(True), {}
-    with pytest.raises(KeyError), report.measuring("train"):
+    with pytest.raises(KeyError), report.measure("train"):
         raise KeyError
-    with report.measuring("eval"):
+    with report.measure("eval"):
         report.stop("eval", metrics)
     assert "eval_mem_cpu_alloc_delta" in metrics
 

@@ -289,4 +289,4 @@ def test_a_report_names_the_rows_of_a_batch_of_an_epoch_that_was_resumed_with_an
     part(tmp_path, 2, num_train_epochs=1)
     rest = part(tmp_path, num_train_epochs=1, per_device_train_batch_size=2)
     windows = rest.training_run.windows
-    assert [windows.rows_of(0, number) for number in (4, 7)] == [indices(rest)[:2], indices(rest)[-2:]]
+    assert [windows.find_rows(0, number) for number in (4, 7)] == [indices(rest)[:2], indices(rest)[-2:]]

@@ -51,7 +51,7 @@ class SmallMemory(VectorClassifier):
         return super().forward(x, labels)
 
 
-def test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told(
+def test_the_batch_size_shrinks_by_a_tenth_until_it_fits_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = SmallMemory(5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from littrainer.data.packing import PackedCollator
-from littrainer.data.resume.rng import capture_random_states
+from littrainer.data.resume.rng import get_rng_states
 from littrainer.loop.packed_attention import check_packing
 from tests.fidelity.first_difference import first_difference
 from tests.scenarios.collators import pad_tokens
@@ -87,10 +87,10 @@ def test_the_check_leaves_generators_and_modes_as_they_are(tmp_path: Path) -> No
 
     model = tiny_gpt2(use_cache=False).train()
     model.transformer.h[0].eval()
-    modes, states = [part.training for part in model.modules()], capture_random_states()
+    modes, states = [part.training for part in model.modules()], get_rng_states()
     check_packing(quiet_arguments(tmp_path, pack_to_length=20), model, model, Loader())
     assert [part.training for part in model.modules()] == modes
-    assert first_difference(states, capture_random_states()) is None
+    assert first_difference(states, get_rng_states()) is None
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -12,7 +12,7 @@ import torch
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import distributed_resume
 from littrainer.checkpoint.checksums import MANIFEST_NAME
-from littrainer.checkpoint.distributed_resume import checkpoints_in
+from littrainer.checkpoint.distributed_resume import identify_checkpoints
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.distributed import environment
@@ -229,7 +229,7 @@ def test_a_stop_at_the_evaluation_that_was_due_ends_the_training(tmp_path: Path)
     assert trainer.state.global_step == 5
 
 
-def test_auto_begins_and_then_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
+def test_auto_resumes_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
     def trained(resume: Any, **changes: Any) -> int:
         trainer = quiet_trainer(tmp_path / "run", max_steps=3, save_strategy="steps", save_steps=1, **changes)
         trainer.train(resume_from_checkpoint=resume)
@@ -319,5 +319,5 @@ def test_checkpoints_are_distinguished_without_a_manifest_that_can_be_read(tmp_p
         (tmp_path / f"checkpoint-{step}").mkdir()
     # Reading it is an input/output error.
     (tmp_path / "checkpoint-4" / MANIFEST_NAME).symlink_to("/proc/self/mem")
-    before = checkpoints_in(tmp_path)
-    assert before.keys() == {"checkpoint-2", "checkpoint-4"} and checkpoints_in(tmp_path) == before
+    before = identify_checkpoints(tmp_path)
+    assert before.keys() == {"checkpoint-2", "checkpoint-4"} and identify_checkpoints(tmp_path) == before

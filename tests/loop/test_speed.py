@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.callbacks import log_history
-from littrainer.callbacks.progress import ProgressCallback, result_line
+from littrainer.callbacks.progress import ProgressCallback, format_log_line
 from littrainer.callbacks.state import TrainerState
 from littrainer.lightning_adapter import fast_training_loop
 from littrainer.loop import clock, speed
@@ -125,7 +125,7 @@ def test_each_part_has_the_time_that_it_took_in_both_loops(
     tmp_path: Path, now: Now, monkeypatch: pytest.MonkeyPatch, kind: Any, is_fast: bool, accumulation: int
 ) -> None:
     if not is_fast:
-        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
+        monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
     output, callback = train(
         *(tmp_path, now, kind),
         gradient_accumulation_steps=accumulation,
@@ -209,7 +209,7 @@ def test_a_step_has_few_more_python_calls_and_without_log_speed_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, rows: Any, collate: Any, accumulation: int, most: int
 ) -> None:
     # What is done at times that are no steps'.
-    monkeypatch.setattr(clock, "SECONDS_BETWEEN_LOOKS", math.inf)
+    monkeypatch.setattr(clock, "FILE_CHECK_INTERVAL_S", math.inf)
     calls = {}
     for on in (False, True):
         counted = CountedCalls(3, 8)
@@ -247,7 +247,7 @@ def test_one_line_of_advice_is_printed_once(
 )
 def test_the_advice_names_what_to_set(seconds: dict[str, float], words: str | None) -> None:
     logs = {f"speed/{part}_seconds": value for part, value in seconds.items() if part != "padding"}
-    advice = log_history.advice_on({**logs, "speed/padding_share": seconds.get("padding", 0) / 10})
+    advice = log_history.suggest_speedup({**logs, "speed/padding_share": seconds.get("padding", 0) / 10})
     assert advice is None if words is None else words in (advice or "")
 
 
@@ -263,7 +263,7 @@ def test_the_bar_shows_rate_and_time_left_and_lines_do_not_repeat_the_parts(
     callback.on_log(trainer.args, TrainerState(max_steps=3), trainer.control, logs=dict(logs))
     callback.on_train_end(trainer.args, TrainerState(), trainer.control)
     assert shown == {"loss": "1", "samples/s": "12", "left": "1:02:00"}
-    assert "speed" not in result_line(logs, TrainerState(max_steps=3))
+    assert "speed" not in format_log_line(logs, TrainerState(max_steps=3))
 
 
 class Event:
@@ -295,7 +295,7 @@ def test_on_a_gpu_times_are_those_between_events_of_which_few_wait(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "now", now, raising=False)
-    monkeypatch.setattr(speed, "MOST_EVENTS", 16)
+    monkeypatch.setattr(speed, "MAX_EVENTS", 16)
     trainer = quiet_trainer(tmp_path)
     log = speed.SpeedLog(trainer.args, trainer.model, None, 1)
     log._on_gpu = True

@@ -17,7 +17,7 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.layout import STACKS_NAME
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.environment import HANG_TIMEOUT, REPORTS
-from littrainer.distributed.failures import HEARTBEAT, HangError
+from littrainer.distributed.failures import HEARTBEAT_FILE, HangError
 from littrainer.loop import watchdog
 from littrainer.loop.watchdog import Watchdog
 from tests.scenarios.other_processes import wait_until
@@ -36,7 +36,7 @@ def a_minute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
         return found
 
     monkeypatch.setattr(Watchdog, "_progress", counted)
-    monkeypatch.setattr(watchdog, "LONGEST_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(watchdog, "MAX_CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
 
     def pass_by() -> None:
@@ -87,11 +87,11 @@ def test_a_training_that_waits_for_ever_ends_with_an_error_after_its_stacks_and_
 
     def noted_rows(self: WindowLoader, *place: int) -> Any:
         moving.append(threading.current_thread())
-        return rows_of(self, *place)
+        return find_rows(self, *place)
 
     # Random generators are moved to find the rows, by no other thread than the one that draws from them.
-    moving, rows_of = list[threading.Thread](), WindowLoader.rows_of
-    monkeypatch.setattr(WindowLoader, "rows_of", noted_rows)
+    moving, find_rows = list[threading.Thread](), WindowLoader.find_rows
+    monkeypatch.setattr(WindowLoader, "find_rows", noted_rows)
     child = multiprocessing.Process(target=time.sleep, args=(3600,), daemon=True)
     child.start()
     handler = signal.getsignal(signal.SIGINT)
@@ -121,7 +121,7 @@ def test_a_script_that_catches_the_error_is_no_longer_expected_to_end(
     given = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}
     with pytest.raises(HangError):
         quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=1).train()
-    assert [*reports.glob(f"{HEARTBEAT}*")] == []
+    assert [*reports.glob(f"{HEARTBEAT_FILE}*")] == []
 
 
 def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None
         quiet_trainer(tmp_path, given=given, max_steps=3, hang_timeout=600).train()
 
 
-def test_the_command_line_goes_before_the_argument_and_without_both_nothing_is_watched(
+def test_the_command_line_overrides_the_argument_and_without_both_nothing_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seconds(**changes: Any) -> float:

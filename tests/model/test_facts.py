@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from littrainer.model.facts import base_model, facts_about, parameters_without_embeddings
+from littrainer.model.facts import base_model, count_parameters_without_embeddings, read_model_facts
 from tests.scenarios.models import (
     KeywordClassifier,
     VectorClassifier,
@@ -81,7 +81,7 @@ def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: 
     model = build()
     args = quiet_arguments(tmp_path, transformers.TrainingArguments)
     theirs = transformers.Trainer(model=model, args=args)
-    facts = facts_about(model)
+    facts = read_model_facts(model)
     assert facts.label_names == theirs.label_names
     assert facts.accepts_loss_kwargs == theirs.model_accepts_loss_kwargs
     assert facts.can_return_loss == theirs.can_return_loss
@@ -91,14 +91,14 @@ def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: 
 def test_an_adapter_is_looked_through() -> None:
     adapted = tiny_lora_tagger()
     assert base_model(adapted) is adapted.base_model.model and base_model(base_model(adapted)) is base_model(adapted)
-    assert facts_about(adapted) == facts_about(base_model(adapted))
+    assert read_model_facts(adapted) == read_model_facts(base_model(adapted))
 
 
 def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:
     model: Any = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
     model.num_parameters = lambda exclude_embeddings: 12
-    assert parameters_without_embeddings(model) == 12
+    assert count_parameters_without_embeddings(model) == 12
     for parameter in model.parameters():
         parameter.ds_numel = parameter.numel()
         parameter.data = torch.empty(0)
-    assert parameters_without_embeddings(model) == 2 * 4 + 4
+    assert count_parameters_without_embeddings(model) == 2 * 4 + 4

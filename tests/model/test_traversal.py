@@ -10,11 +10,11 @@ from torch import nn
 
 from littrainer.model.traversal import (
     clear_gradients,
-    model_device,
-    modules_of,
-    move_to,
-    parameters_of,
-    train_all,
+    find_model_device,
+    list_modules,
+    list_parameters,
+    move_model,
+    set_training_mode,
 )
 
 
@@ -78,9 +78,9 @@ MODELS: list[Callable[[], nn.Module]] = [
 def test_parameters_and_modules_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
     model = make()
     expected = list(model.parameters())
-    assert [id(one) for one in parameters_of(model)] == [id(one) for one in expected] != []
-    assert list(map(id, modules_of(model))) == list(map(id, model.modules()))
-    assert model_device(model) == torch.device("cpu")
+    assert [id(one) for one in list_parameters(model)] == [id(one) for one in expected] != []
+    assert list(map(id, list_modules(model))) == list(map(id, model.modules()))
+    assert find_model_device(model) == torch.device("cpu")
     for one in expected:
         one.grad = torch.ones_like(one)
     clear_gradients(model)
@@ -96,7 +96,7 @@ def test_modules_are_in_the_mode_that_torch_leaves_them_in(make: Callable[[], nn
             changed.eval()
         if change == "one":
             list(changed.modules())[-1].eval()
-    train_all(model)
+    set_training_mode(model)
     other.train()
     assert [module.training for module in model.modules()] == [module.training for module in other.modules()]
 
@@ -117,7 +117,7 @@ def test_a_models_own_zero_grad_is_called() -> None:
 @pytest.mark.parametrize("make", MODELS)
 def test_a_model_is_moved_to_a_device_on_which_it_is_not(make: Callable[[], nn.Module]) -> None:
     model = make()
-    move_to(model, torch.device("meta"))
+    move_model(model, torch.device("meta"))
     assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
 
 
@@ -128,9 +128,9 @@ def test_a_module_that_moves_something_of_its_own_is_moved_with_the_model() -> N
             return super()._apply(fn, recurse)
 
     inner = Keeping(2, 2)
-    move_to(nn.Sequential(nn.Linear(2, 2), inner), torch.device("cpu"))
+    move_model(nn.Sequential(nn.Linear(2, 2), inner), torch.device("cpu"))
     assert inner.kept.device.type == "cpu"
     of_the_instance = nn.Linear(2, 2)
     of_the_instance._apply = Mock()  # type: ignore[method-assign]
-    move_to(nn.Sequential(of_the_instance), torch.device("cpu"))
+    move_model(nn.Sequential(of_the_instance), torch.device("cpu"))
     assert of_the_instance._apply.call_count == 1

@@ -13,7 +13,7 @@ from transformers import SwinConfig, SwinForImageClassification
 
 from littrainer import TransformersModule
 from littrainer.optim.muon import BY_MUON, MuonWithAdamW
-from littrainer.optim.optimizers import OptimizerNotInstalledError, optimizer_class_and_keywords
+from littrainer.optim.optimizers import OptimizerNotInstalledError, get_optimizer_class_and_keywords
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -103,7 +103,7 @@ def test_sharded_matrices_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         setattr(args, name, value)
     monkeypatch.setattr(type(args), "world_size", 2)
     with pytest.raises(ValueError, match="optim='muon' needs each matrix as a whole"):
-        optimizer_class_and_keywords(args, VectorClassifier())
+        get_optimizer_class_and_keywords(args, VectorClassifier())
 
 
 def test_a_model_without_matrices_and_a_torch_without_muon_are_refused(
@@ -117,4 +117,4 @@ def test_a_model_without_matrices_and_a_torch_without_muon_are_refused(
     monkeypatch.delattr(torch.optim, "Muon")
     monkeypatch.delitem(sys.modules, "littrainer.optim.muon")
     with pytest.raises(OptimizerNotInstalledError, match=r"torch>=2\.9"):
-        optimizer_class_and_keywords(quiet_arguments(tmp_path, optim="muon"), VectorClassifier())
+        get_optimizer_class_and_keywords(quiet_arguments(tmp_path, optim="muon"), VectorClassifier())

@@ -15,9 +15,9 @@ from littrainer.optim.optimizers import (
     BUILT_IN,
     OPTIMIZERS,
     Convert,
-    optimizer_class_and_keywords,
-    read_optim_args,
-    torch_dtype,
+    get_optimizer_class_and_keywords,
+    parse_dtype,
+    parse_optim_args,
 )
 from tests.scenarios.trainers import quiet_arguments
 
@@ -37,7 +37,7 @@ def test_a_name_stands_for_the_class_and_keywords_that_it_has_in_transformers(
     tmp_path: Path, name: str, optim_args: str | None
 ) -> None:
     given: dict[str, Any] = {"optim": name, "optim_args": optim_args, **RATES}
-    ours = optimizer_class_and_keywords(quiet_arguments(tmp_path, **given))
+    ours = get_optimizer_class_and_keywords(quiet_arguments(tmp_path, **given))
     theirs = transformers.Trainer.get_optimizer_cls_and_kwargs(
         quiet_arguments(tmp_path, transformers.TrainingArguments, **given)
     )
@@ -45,20 +45,20 @@ def test_a_name_stands_for_the_class_and_keywords_that_it_has_in_transformers(
     ours[0]([nn.Parameter(torch.zeros(1))], **ours[1])
 
 
-ACCEPTED: dict[str, Convert] = {"rank": int, "scale": float, "on": truth, "kind": str, "type": torch_dtype}
+ACCEPTED: dict[str, Convert] = {"rank": int, "scale": float, "on": truth, "kind": str, "type": parse_dtype}
 
 
 @pytest.mark.parametrize("text", [None, "", "rank=4", "rank=4,kind=0.5", " rank = 4 , kind=0.5 ", "rank=4,rank=5"])
 def test_pairs_are_read_as_transformers_reads_them(text: str | None) -> None:
-    assert read_optim_args("galore_adamw", text, {"rank": str, "kind": str}) == _parse_optim_args(text)
+    assert parse_optim_args("galore_adamw", text, {"rank": str, "kind": str}) == _parse_optim_args(text)
 
 
 def test_each_setting_gets_the_type_that_the_optimizer_takes() -> None:
-    settings = read_optim_args("galore_adamw", "rank=4,scale=1,on=No,kind=std,type=bfloat16", ACCEPTED)
+    settings = parse_optim_args("galore_adamw", "rank=4,scale=1,on=No,kind=std,type=bfloat16", ACCEPTED)
     assert settings == {"rank": 4, "scale": 1.0, "on": False, "kind": "std", "type": torch.bfloat16}
     assert [type(value) for value in settings.values()] == [int, float, bool, str, torch.dtype]
     # What a Trainer always gives it.
-    assert read_optim_args("adafactor", "scale_parameter=False,relative_step=False", {}) == {}
+    assert parse_optim_args("adafactor", "scale_parameter=False,relative_step=False", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_setting_gets_the_type_that_the_optimizer_takes() -> None:
 )
 def test_a_setting_that_cannot_be_meant_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        read_optim_args("adafactor", text, ACCEPTED)
+        parse_optim_args("adafactor", text, ACCEPTED)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_a_setting_that_an_argument_decides_is_refused_with_that_argument(
     tmp_path: Path, optim: str, text: str, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        optimizer_class_and_keywords(quiet_arguments(tmp_path, optim=optim, optim_args=text))
+        get_optimizer_class_and_keywords(quiet_arguments(tmp_path, optim=optim, optim_args=text))

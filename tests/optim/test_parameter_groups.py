@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from littrainer.optim.parameter_groups import (
     RequestedHyperparameters,
-    decayed_parameter_names,
+    get_decayed_parameter_names,
     have_hyperparameters_changed,
 )
 from littrainer.optim.schedules import get_linear_schedule_with_warmup
@@ -50,7 +50,7 @@ def gone_on(old: tuple[Any, Any], new: tuple[Any, Any], rate_then: float | None,
     asked_for = RequestedHyperparameters(*new)
     for one, other in zip(old, new, strict=True):
         other.load_state_dict(one.state_dict())
-    asked_for.put_back(*new, rate_then, rate_now)
+    asked_for.apply_to(*new, rate_then, rate_now)
 
 
 def rates(optimizer: Any) -> list[float]:
@@ -82,7 +82,7 @@ def test_other_groups_than_the_checkpoint_has_are_refused() -> None:
     asked_for = RequestedHyperparameters(new, None)
     old.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(ValueError, match="3 groups of parameters and the new one 2"):
-        asked_for.put_back(old, None, 0.1, 0.02)
+        asked_for.apply_to(old, None, 0.1, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def test_the_names_are_those_that_transformers_decays_in_its_order(build: Callable[[], nn.Module]) -> None:
     model = build()
     owner: Any = None
-    assert decayed_parameter_names(model) == transformers.Trainer.get_decay_parameter_names(owner, model)
+    assert get_decayed_parameter_names(model) == transformers.Trainer.get_decay_parameter_names(owner, model)

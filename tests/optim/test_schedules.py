@@ -17,10 +17,10 @@ from littrainer.optim.layerwise import LayerwiseOptimizer
 from littrainer.optim.schedules import (
     FOLLOWING_A_METRIC,
     SCHEDULES,
+    get_schedule_factory,
     get_scheduler,
     is_metric_driven,
-    move_schedule,
-    schedule_maker,
+    set_schedule_step,
     step_on_metric,
 )
 
@@ -75,7 +75,7 @@ def test_each_step_has_exactly_the_rates_of_transformers_schedule(case: tuple[st
 
 def test_every_name_has_a_schedule_whose_function_is_public_and_takes_what_transformers_takes() -> None:
     for key in SchedulerType:
-        make = schedule_maker(key.value)
+        make = get_schedule_factory(key.value)
         assert getattr(littrainer, make.__name__) is make
         described = [
             [(one.name, one.kind, one.default) for one in inspect.signature(made_by).parameters.values()]
@@ -161,9 +161,9 @@ def test_a_schedule_that_is_moved_goes_on_as_if_it_had_taken_so_many_steps() -> 
         return made
 
     moved, expected = schedule(2), schedule(6)
-    move_schedule(moved, 6)
+    set_schedule_step(moved, 6)
     assert moved.last_epoch == 6 and moved.get_last_lr() == expected.get_last_lr()
     assert moved.optimizer.param_groups[0]["lr"] == expected.get_last_lr()[0]
     plateau = ReduceLROnPlateau(moved.optimizer)
-    move_schedule(plateau, 6)
+    set_schedule_step(plateau, 6)
     assert plateau.last_epoch == 0

@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from littrainer.optim.stepping import ClosureFirst, clip_by_norm, lie_on_several_meshes
+from littrainer.optim.stepping import ClosureFirstOptimizer, clip_gradient_norm, is_on_several_meshes
 
 PARAMETERS = [torch.nn.Parameter(torch.zeros(1))]
 
@@ -38,7 +38,7 @@ def test_an_optimizer_of_another_library_steps_after_the_closure_and_without_it(
         optimizer.order.append("closure")
         return 3.0
 
-    first: Any = ClosureFirst(optimizer, lambda inner, *_: inner.step())
+    first: Any = ClosureFirstOptimizer(optimizer, lambda inner, *_: inner.step())
     assert first.step(closure=closure) == 3.0
     assert first.step() is None
     assert optimizer.order == ["closure", "step", "step"]
@@ -46,7 +46,7 @@ def test_an_optimizer_of_another_library_steps_after_the_closure_and_without_it(
 
 def test_an_attribute_that_a_scaler_sets_is_the_optimizers() -> None:
     optimizer: Any = Ordered()
-    first: Any = ClosureFirst(optimizer, lambda inner, *_: inner.step())
+    first: Any = ClosureFirstOptimizer(optimizer, lambda inner, *_: inner.step())
     first.found_inf = 1.0
     assert optimizer.found_inf == 1.0
     del first.found_inf
@@ -88,11 +88,11 @@ def test_gradients_on_several_meshes_are_clipped_as_whole_ones(
     plain = with_gradients(None, None, None)
     expected = nn.utils.clip_grad_norm_(plain, max_norm, norm_type)
     spread = with_gradients(*(None if place is None else meshes[place] for place in places))
-    norm = clip_by_norm(iter(spread), max_norm, norm_type)
+    norm = clip_gradient_norm(iter(spread), max_norm, norm_type)
     assert not hasattr(norm, "device_mesh") and norm.item() == pytest.approx(expected.item())
     for found, wanted in zip(whole(spread), whole(plain), strict=True):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted))
-    assert lie_on_several_meshes(spread) is (len(set(places)) > 1) and not lie_on_several_meshes(plain)
+    assert is_on_several_meshes(spread) is (len(set(places)) > 1) and not is_on_several_meshes(plain)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
@@ -115,7 +115,7 @@ def test_norms_of_offloaded_gradients_are_put_together_where_the_processes_are_c
             shards = [FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda")) for _ in range(4)]
             parts: list[Any] = [DTensor(local, spec, requires_grad=False) for local in shards]
             parts[0].grad, parts[1].grad = parts[2:]
-            assert clip_by_norm(parts[:2], float("inf"), norm_type).device.type == "cpu"
+            assert clip_gradient_norm(parts[:2], float("inf"), norm_type).device.type == "cpu"
     finally:
         dist.destroy_process_group()
     assert exchanged == ["cpu"]

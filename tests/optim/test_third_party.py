@@ -13,7 +13,7 @@ from transformers.trainer_utils import check_target_module_exists
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
-from littrainer.optim.optimizers import THIRD_PARTY, build_optimizer, is_target, optimizer_class_and_keywords
+from littrainer.optim.optimizers import THIRD_PARTY, build_optimizer, get_optimizer_class_and_keywords, is_target
 from tests.optim import libraries
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
@@ -74,14 +74,14 @@ def asked_of_both(
     model: Any = Projected()
     ask_transformers = transformers.Trainer.get_optimizer_cls_and_kwargs
     libraries.install(monkeypatch, library_of(name))
-    return [optimizer_class_and_keywords(ours, model), ask_transformers(theirs, model)]
+    return [get_optimizer_class_and_keywords(ours, model), ask_transformers(theirs, model)]
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, **given: Any) -> tuple[Any, dict[str, Any]]:
     """What littrainer answers about a model with linear layers."""
     args = quiet_arguments(folder, optim=name, **{"optim_target_modules": "all-linear", **given})
     libraries.install(monkeypatch, library_of(name))
-    return optimizer_class_and_keywords(args, Projected())
+    return get_optimizer_class_and_keywords(args, Projected())
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -135,13 +135,13 @@ def test_a_missing_library_is_named_with_what_to_install(
     libraries.install(monkeypatch, library_of(name))
     if entry.projects or name.endswith("lomo"):
         with pytest.raises(ValueError, match=f"optim='{name}' needs the model"):
-            optimizer_class_and_keywords(args)
+            get_optimizer_class_and_keywords(args)
     # Absent, and too old to have the class.
     for module in (None, ModuleType(library_of(name))):
         for home in entry.homes:
             monkeypatch.setitem(sys.modules, home.split(":")[0], module)
         with pytest.raises(ImportError) as caught:
-            optimizer_class_and_keywords(args, Projected())
+            get_optimizer_class_and_keywords(args, Projected())
         assert f"optim={name!r}" in str(caught.value) and f"pip install {entry.package!r}" in str(caught.value)
 
 
@@ -160,7 +160,7 @@ def test_embeddings_keep_their_state_in_32_bits_where_the_rest_has_8(
     overrides = libraries.install(monkeypatch, "bitsandbytes")
     model = Projected()
     groups = [{"params": list(model.parameters())}]
-    build_optimizer(model, groups, *optimizer_class_and_keywords(args, model))
+    build_optimizer(model, groups, *get_optimizer_class_and_keywords(args, model))
     assert overrides == [(model.embedding, "weight", {"optim_bits": 32})] * kept
 
 
@@ -204,7 +204,7 @@ def projected(monkeypatch: pytest.MonkeyPatch, folder: Path, targets: Any, **giv
     args = quiet_arguments(folder, optim="galore_adamw", optim_target_modules=targets, **given)
     libraries.install(monkeypatch, "galore_torch")
     model = Projected()
-    groups = optimizer_class_and_keywords(args, model)[1]["params"]
+    groups = get_optimizer_class_and_keywords(args, model)[1]["params"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert len(groups[0]["params"]) + len(groups[1]["params"]) == len(names)
     return [names[id(parameter)] for parameter in groups[1]["params"]]

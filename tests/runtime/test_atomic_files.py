@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 
 
 def test_a_text_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     for content in (b"\x89PNG\r\n", "first, longer", "zweitens: ä"):
-        write_whole(path, content)
+        write_atomically(path, content)
         assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
     assert list(tmp_path.iterdir()) == [path]
 
@@ -22,7 +22,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
     link.symlink_to(target)
-    write_whole(link, "new")
+    write_atomically(link, "new")
     assert link.is_symlink() and target.read_text() == "new"
 
 
@@ -38,7 +38,7 @@ def test_a_failure_leaves_what_was_there_and_names_the_file(
 
     monkeypatch.setattr(os, failing, fail)
     with pytest.raises(PermissionError, match="what it held before is kept") as caught:
-        write_whole(path, "new")
+        write_atomically(path, "new")
     assert caught.value.filename == str(path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
@@ -46,5 +46,5 @@ def test_a_failure_leaves_what_was_there_and_names_the_file(
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("")
     with pytest.raises(NotADirectoryError, match="nothing was written") as caught:
-        write_whole(tmp_path / "folder" / "file.json", "new")
+        write_atomically(tmp_path / "folder" / "file.json", "new")
     assert str(caught.value.filename) == str(tmp_path / "folder" / "file.json")

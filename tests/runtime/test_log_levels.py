@@ -79,7 +79,7 @@ def output_of_script(folder: Path, level: str) -> tuple[str, str]:
     return process.stdout, process.stderr
 
 
-def test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning(tmp_path: Path) -> None:
+def test_a_default_script_gets_the_logs_and_a_single_warning(tmp_path: Path) -> None:
     out, err = output_of_script(tmp_path, "passive")
     lines = out.splitlines()
     assert lines[0] == "bars" and [line.split("'")[1] for line in lines[1:]] == [

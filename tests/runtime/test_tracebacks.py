@@ -44,7 +44,7 @@ def test_a_traceback_has_the_method_the_call_of_the_model_and_the_users_own_fram
         ("tests", "error_of"),
         ("littrainer", "with_earlier_keywords"),
         ("littrainer", "train"),
-        ("littrainer", "loss_and_outputs"),
+        ("littrainer", "compute_loss_and_outputs"),
         ("torch", "_wrapped_call_impl"),
         ("torch", "_call_impl"),
         ("tests", "forward"),
@@ -63,7 +63,7 @@ def test_all_of_a_traceback_can_be_asked_for(tmp_path: Path, monkeypatch: pytest
     if way == "variable":
         monkeypatch.setenv(SWITCH, FULL)
     else:
-        monkeypatch.setattr("littrainer.runtime.tracebacks.tells_everything", lambda: True)
+        monkeypatch.setattr("littrainer.runtime.tracebacks.is_debug_logging_enabled", lambda: True)
     frames = frames_of(error_of(quiet_trainer(tmp_path, Failing())))
     assert [package for package, _ in frames].count("lightning") > 4
 

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, TQDMProgressBar
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback
-from littrainer.strategies.mixed_precision import run_forward_in
+from littrainer.strategies.mixed_precision import autocast_forward
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -154,7 +154,7 @@ def test_the_parts_of_a_lightning_trainer_hold_it_and_its_copy_as_long_as_there_
 
 def test_a_method_of_a_deleted_model_names_what_to_keep() -> None:
     model = VectorClassifier()
-    run_forward_in(model, "cpu", torch.bfloat16)
+    autocast_forward(model, "cpu", torch.bfloat16)
     forward = model.forward
     del model
     with pytest.raises(ReferenceError, match="forward is a method of a model that is gone"):

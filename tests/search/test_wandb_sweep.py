@@ -20,7 +20,7 @@ from littrainer.search.record import load_search_record
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import new_model, searched_trainer
-from tests.tracking.stores import kept_in
+from tests.tracking.stores import redirect_store
 
 RATES = [0.02, 0.04]
 SPACE = {"method": "grid", "parameters": {"learning_rate": {"values": RATES}}}
@@ -84,7 +84,7 @@ def open_run() -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with kept_in(tmp_path_factory.mktemp("wandb")):
+    with redirect_store(tmp_path_factory.mktemp("wandb")):
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from littrainer.arguments.fields import DistributedFields
-from littrainer.strategies.data_parallel import DDP_KEYWORDS, ddp_keywords
+from littrainer.strategies.data_parallel import DDP_KEYWORDS, get_ddp_keywords
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments
 
@@ -30,7 +30,7 @@ from tests.scenarios.trainers import quiet_arguments
 def test_an_argument_is_a_keyword_of_the_strategy(
     tmp_path: Path, argument: str, value: Any, keyword: str, expected: Any
 ) -> None:
-    assert ddp_keywords(quiet_arguments(tmp_path, **{argument: value}), VectorClassifier())[keyword] == expected
+    assert get_ddp_keywords(quiet_arguments(tmp_path, **{argument: value}), VectorClassifier())[keyword] == expected
 
 
 def test_every_ddp_argument_has_a_keyword() -> None:
@@ -39,12 +39,12 @@ def test_every_ddp_argument_has_a_keyword() -> None:
 
 
 def test_arguments_that_are_not_set_leave_torchs_defaults(tmp_path: Path) -> None:
-    assert set(ddp_keywords(quiet_arguments(tmp_path), VectorClassifier())) == {"find_unused_parameters", "timeout"}
+    assert set(get_ddp_keywords(quiet_arguments(tmp_path), VectorClassifier())) == {"find_unused_parameters", "timeout"}
 
 
 def test_unused_parameters_are_looked_for_unless_a_transformers_model_recomputes_activations(tmp_path: Path) -> None:
     def looks(model: Any, **changes: Any) -> bool:
-        return ddp_keywords(quiet_arguments(tmp_path, **changes), model)["find_unused_parameters"]
+        return get_ddp_keywords(quiet_arguments(tmp_path, **changes), model)["find_unused_parameters"]
 
     assert looks(VectorClassifier())
     assert looks(tiny_gpt2())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.strategies.mixed_precision import restore_forward, run_forward_in
+from littrainer.strategies.mixed_precision import autocast_forward, restore_forward
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -18,7 +18,7 @@ LABELS = torch.tensor([0, 1, 2])
 
 
 def in_bf16(model: Any) -> Any:
-    run_forward_in(model, "cpu", torch.bfloat16)
+    autocast_forward(model, "cpu", torch.bfloat16)
     return model
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from littrainer.strategies.model_parallel import average_gradients
+from littrainer.strategies.model_parallel import all_reduce_gradients
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def averaged(*gradients: float | None) -> list[float | None]:
     parameters = [nn.Parameter(torch.zeros(1)) for _ in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = None if gradient is None else torch.tensor([gradient])
-    average_gradients(parameters, None)
+    all_reduce_gradients(parameters, None)
     return [None if one.grad is None else one.grad.item() for one in parameters]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
+from littrainer.strategies.model_wrapping import get_compile_keywords, is_compiled
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -14,11 +14,11 @@ COMPILED: dict[str, Any] = {"torch_compile_backend": "eager", "max_steps": 1}
 
 
 def test_naming_a_backend_or_a_mode_compiles_with_them(tmp_path: Path) -> None:
-    assert compile_keywords(quiet_arguments(tmp_path)) is None
-    assert compile_keywords(quiet_arguments(tmp_path, torch_compile_backend="no")) is None
-    assert compile_keywords(quiet_arguments(tmp_path, torch_compile=True)) == {"backend": "inductor"}
+    assert get_compile_keywords(quiet_arguments(tmp_path)) is None
+    assert get_compile_keywords(quiet_arguments(tmp_path, torch_compile_backend="no")) is None
+    assert get_compile_keywords(quiet_arguments(tmp_path, torch_compile=True)) == {"backend": "inductor"}
     both = quiet_arguments(tmp_path, torch_compile_backend="AOT_EAGER", torch_compile_mode="reduce-overhead")
-    assert compile_keywords(both) == {"backend": "aot_eager", "mode": "reduce-overhead"}
+    assert get_compile_keywords(both) == {"backend": "aot_eager", "mode": "reduce-overhead"}
 
 
 def test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 from littrainer.strategies.tensor_parallel import (
     _ties,
     _without_ties_that_would_break,
-    plan_of,
-    styles_by_layer,
+    find_layer_styles,
+    get_tp_plan,
 )
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_llama
 
@@ -26,14 +26,14 @@ def test_a_model_without_a_plan_is_refused_with_what_to_do() -> None:
             ValueError,
             match=rf"tp_size above 1, and {type(model).__name__} has no plan.*tp_plan.*fsdp .*tensor_parallel_size=1",
         ):
-            plan_of(model)
+            get_tp_plan(model)
 
 
 def test_a_model_with_adapters_is_refused() -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match=r"adapters .*PeftModel.* have no plan"):
-        plan_of(model)
+        get_tp_plan(model)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_a_model_with_adapters_is_refused() -> None:
 )
 def test_what_cannot_be_split_is_refused_by_name(model: Any, plan: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        styles_by_layer(model, plan_of(model) if plan is None else plan, PROCESSES)
+        find_layer_styles(model, get_tp_plan(model) if plan is None else plan, PROCESSES)
 
 
 def test_rules_for_layers_that_are_not_there_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert styles_by_layer(VectorClassifier(), {"inner": "colwise", "outer": "rowwise"}, PROCESSES) == {
+    assert find_layer_styles(VectorClassifier(), {"inner": "colwise", "outer": "rowwise"}, PROCESSES) == {
         "inner": "colwise"
     }
     assert "layers that VectorClassifier does not have: outer" in caplog.text

@@ -31,7 +31,7 @@ WANDB_FOLDERS = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA
 
 
 @contextlib.contextmanager
-def kept_in(folder: Path) -> Iterator[MlflowClient]:
+def redirect_store(folder: Path) -> Iterator[MlflowClient]:
     """Let all four write below a folder only; gives a client on MLflow's store, whose experiment is `trials`."""
     with pytest.MonkeyPatch.context() as patch, mlflow_store(folder, patch) as client:
         for name in UNSET:

@@ -11,7 +11,7 @@ import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
 from tests.tracking.both_sides import SIDES, assert_token_is_masked, same_on_both_machines, trainer_of
-from tests.tracking.stores import FOUR, finished_run, kept_in, metrics_of, read_events, rows_of, runs_in
+from tests.tracking.stores import FOUR, finished_run, metrics_of, read_events, redirect_store, rows_of, runs_in
 
 RUN = "one short run"
 # Folders that differ between the sides, and what services add.
@@ -24,7 +24,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     found = {}
     for side in SIDES:
         folder = tmp_path_factory.mktemp(side)
-        with kept_in(folder) as client, pytest.MonkeyPatch.context() as patch:
+        with redirect_store(folder) as client, pytest.MonkeyPatch.context() as patch:
             patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "events"))
             trainer = trainer_of(side, folder / "out", report_to=FOUR, project=side)
             trainer.train()

@@ -13,7 +13,7 @@ import torch
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.tracking import TrackerCallback
-from littrainer.tracking.base import as_number, hyperparameters
+from littrainer.tracking.base import convert_to_number, hyperparameters
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -120,4 +120,4 @@ NUMBERS: list[tuple[Any, Any]] = [
 
 
 def test_tensors_and_arrays_of_one_number_are_numbers() -> None:
-    assert [as_number(value) for value, _ in NUMBERS] == [number for _, number in NUMBERS]
+    assert [convert_to_number(value) for value, _ in NUMBERS] == [number for _, number in NUMBERS]

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 from littrainer import TrainerCallback, TrainingArguments
 from littrainer.tracking import TensorBoardCallback
-from littrainer.tracking.lightning_loggers import loggers_of
+from littrainer.tracking.lightning_loggers import get_shared_loggers
 from littrainer.tracking.shared_logger import SharedLogger
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.tracking.both_sides import trainer_of
@@ -131,7 +131,7 @@ def test_what_lightnings_callbacks_log_lands_in_the_same_run_and_one_that_fails_
 def test_a_shared_logger_finds_its_run_when_it_starts(tmp_path: Path) -> None:
     callback = TensorBoardCallback()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
-    (shared,) = loggers_of(trainer.callback_handler.callbacks)
+    (shared,) = get_shared_loggers(trainer.callback_handler.callbacks)
     assert isinstance(shared, Logger)
     assert (shared.name, shared.version, shared.save_dir) == ("", "", None)
     assert not hasattr(shared, "experiment")

@@ -14,9 +14,9 @@ import pytest
 
 from littrainer import TrainerCallback, TrainingArguments, tracking
 from littrainer.arguments import report_to as table
-from littrainer.arguments.report_to import SERVICES, available_services
+from littrainer.arguments.report_to import SERVICES, list_available_services
 from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
-from littrainer.tracking.selection import tracker_class, trackers_for
+from littrainer.tracking.selection import create_trackers, get_tracker_class
 from tests.scenarios.trainers import quiet_trainer
 
 FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
@@ -24,8 +24,8 @@ FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
 
 def test_names_become_callbacks_in_their_order_each_once() -> None:
     for nothing in ("none", ["none"], [], ()):
-        assert trackers_for(nothing) == []
-    chosen = trackers_for(["wandb", "tensorboard", "wandb"])
+        assert create_trackers(nothing) == []
+    chosen = create_trackers(["wandb", "tensorboard", "wandb"])
     assert [type(callback) for callback in chosen] == [WandbCallback, TensorBoardCallback]
 
 
@@ -35,25 +35,25 @@ def test_all_is_what_is_installed_and_not_switched_off(monkeypatch: pytest.Monke
     installed = set(FOUR)
     monkeypatch.setattr(table, "is_installed", installed.__contains__)
     kinds = [MLflowCallback, TensorBoardCallback, WandbCallback, TrackioCallback]
-    assert [type(callback) for callback in trackers_for("all")] == kinds
+    assert [type(callback) for callback in create_trackers("all")] == kinds
     assert TrainingArguments(report_to="all").report_to == TrainingArguments(report_to=["all"]).report_to == FOUR
     monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
     monkeypatch.setenv("WANDB_DISABLED", "true")
-    assert available_services() == ["tensorboard", "trackio"]
+    assert list_available_services() == ["tensorboard", "trackio"]
     # Azure's runs are MLflow's too, and an experiment of Comet needs a key.
     monkeypatch.delenv("DISABLE_MLFLOW_INTEGRATION")
     keys: dict[str, str] = {}
     monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(config=SimpleNamespace(get_config=keys.get)))
     installed |= {"azure_ml", "comet_ml"}
-    assert available_services() == ["mlflow", "tensorboard", "trackio"]
+    assert list_available_services() == ["mlflow", "tensorboard", "trackio"]
     installed.remove("mlflow")
     installed.add("kubeflow")
     keys["comet.api_key"] = "key"
-    assert available_services() == ["azure_ml", "comet_ml", "tensorboard", "trackio"]
+    assert list_available_services() == ["azure_ml", "comet_ml", "tensorboard", "trackio"]
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://nowhere")
-    assert available_services()[-1] == "kubeflow"
+    assert list_available_services()[-1] == "kubeflow"
     monkeypatch.setattr("importlib.metadata.version", lambda package: "4.57.1")
-    assert "kubeflow" not in available_services()
+    assert "kubeflow" not in list_available_services()
 
 
 def test_the_names_are_those_that_transformers_documents() -> None:
@@ -62,14 +62,14 @@ def test_the_names_are_those_that_transformers_documents() -> None:
     assert SERVICES.keys() == INTEGRATION_TO_CALLBACK.keys()
     classes = {name: service.callback.partition(":")[2] for name, service in SERVICES.items()}
     assert classes == {name: INTEGRATION_TO_CALLBACK[name].__name__ for name in SERVICES}
-    assert [tracker_class(name).service for name in SERVICES] == list(SERVICES)
+    assert [get_tracker_class(name).service for name in SERVICES] == list(SERVICES)
     assert set(dir(tracking)) > set(classes.values())
 
 
 def test_the_installed_ones_are_those_that_transformers_finds() -> None:
     from transformers.integrations import get_available_reporting_integrations
 
-    assert available_services() == get_available_reporting_integrations()
+    assert list_available_services() == get_available_reporting_integrations()
 
 
 NAMES = "give names of trackers or Lightning loggers"
@@ -98,7 +98,7 @@ def test_what_is_no_tracker_is_refused_when_a_trainer_is_made(
 def test_a_missing_package_is_an_error_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     with pytest.raises(ImportError) as caught:
-        trackers_for(name)
+        create_trackers(name)
     assert f"report_to='{name}' needs " in str(caught.value)
     assert f"`pip install {SERVICES[name].install}`" in str(caught.value)
 
@@ -107,7 +107,7 @@ def test_a_name_that_a_script_enters_into_transformers_table_is_known(monkeypatc
     from transformers.integrations import integration_utils
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", TrainerCallback)
-    assert [type(callback) for callback in trackers_for(["own"])] == [TrainerCallback]
+    assert [type(callback) for callback in create_trackers(["own"])] == [TrainerCallback]
 
 
 def test_trackers_stand_between_the_flow_and_the_callbacks_of_the_script(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_wandb_switched_off_is_told_once_for_each_trainer(
 ) -> None:
     monkeypatch.setenv("WANDB_DISABLED", "1")
     with caplog.at_level(logging.WARNING):
-        assert trackers_for(["wandb", "wandb"]) == []
+        assert create_trackers(["wandb", "wandb"]) == []
     assert caplog.text.count("WANDB_DISABLED switches it off") == 1
 
 
@@ -147,6 +147,8 @@ def test_the_page_names_each_environment_variable_of_its_services() -> None:
     read = {service.switch for service in SERVICES.values() if service.switch is not None}
     for path in PACKAGE.glob("*.py"):
         read |= set(
-            re.findall(r'(?:environ\.get|environment_says)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8"))
+            re.findall(
+                r'(?:environ\.get|is_enabled_in_environment)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8")
+            )
         )
     assert {"DISABLE_MLFLOW_INTEGRATION", "WANDB_LOG_MODEL"} < read <= described

@@ -12,12 +12,12 @@ from littrainer import TrainerCallback
 from littrainer.tracking.trackio import TrackioCallback, static_space_name
 from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.services.stand_ins import Calls, Recorder
-from tests.tracking.stores import kept_in
+from tests.tracking.stores import redirect_store
 
 
 @pytest.fixture(scope="module", autouse=True)
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with kept_in(tmp_path_factory.mktemp("trackio")):
+    with redirect_store(tmp_path_factory.mktemp("trackio")):
         yield
 
 

@@ -15,7 +15,7 @@ from littrainer import TrainerCallback
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.pruners import prunes_the_second_trial
 from tests.tracking.both_sides import SIDES, trainer_of
-from tests.tracking.stores import FOUR, ended_runs, kept_in, read_events, rows_of, runs_in
+from tests.tracking.stores import FOUR, ended_runs, read_events, redirect_store, rows_of, runs_in
 
 TRIALS = ["run-0", "run-1", "run-2"]
 
@@ -40,7 +40,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     found = {}
     for side in SIDES:
         folder = tmp_path_factory.mktemp(side)
-        with kept_in(folder):
+        with redirect_store(folder):
             searched(side, folder / "out", lambda trial: f"try-{trial.number}", report_to=["tensorboard", "wandb"])
             wandb.finish()
             found[side] = {
@@ -70,7 +70,7 @@ def test_without_names_trials_are_called_by_their_folders_and_what_follows_the_s
 ) -> None:
     # Weights & Biases takes the name of the run away from all.
     services = [name for name in FOUR if name != "wandb"]
-    with kept_in(tmp_path) as client:
+    with redirect_store(tmp_path) as client:
         monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
         trainer = searched("littrainer", tmp_path / "out", report_to=services, project="named", run_name="mine")
         assert mlflow.active_run() is None
@@ -93,7 +93,7 @@ def test_a_trial_that_fails_ends_its_run_as_failed(tmp_path: Path) -> None:
             if state.trial_params is not None and state.trial_params["learning_rate"] == 0.02:
                 raise ZeroDivisionError("broken")
 
-    with kept_in(tmp_path) as client:
+    with redirect_store(tmp_path) as client:
         services = {"report_to": ["wandb", "mlflow"], "run_name": "after"}
         trainer = trainer_of("littrainer", tmp_path / "out", model_init=lambda: tiny_bert_classifier(), **services)
         trainer.add_callback(Breaks())
@@ -115,7 +115,7 @@ def test_a_trial_that_fails_ends_its_run_as_failed(tmp_path: Path) -> None:
 def test_trials_inside_a_run_of_mlflow_are_nested_where_the_environment_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with kept_in(tmp_path) as client:
+    with redirect_store(tmp_path) as client:
         monkeypatch.setenv("MLFLOW_NESTED_RUN", "true")
         mlflow.set_experiment("trials")
         mine = mlflow.start_run(run_name="search")

@@ -9,12 +9,12 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from littrainer.tracking import WandbCallback
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.stores import finished_run, kept_in
+from tests.tracking.stores import finished_run, redirect_store
 
 
 @pytest.fixture(scope="module", autouse=True)
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with kept_in(tmp_path_factory.mktemp("wandb")):
+    with redirect_store(tmp_path_factory.mktemp("wandb")):
         yield
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.json_values import read_json_object
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class AcceleratorConfig:
 
 
 def _refuse_unknown(source: str, given: Iterable[Any], known: Sequence[str]) -> None:
-    unknown = [f"{key!r} ({suggestion(str(key), known)})" for key in given if key not in known]
+    unknown = [f"{key!r} ({suggest_name(str(key), known)})" for key in given if key not in known]
     if unknown:
         raise ValueError(f"{source} has unknown keys: {', '.join(unknown)}. Correct or remove them.")
 
@@ -113,7 +113,7 @@ def configured_device() -> torch.device:
     return partial_state().device
 
 
-def settle_accelerator_config(args: ArgumentFields) -> None:
+def normalize_accelerator_config(args: ArgumentFields) -> None:
     """Read the config that a script has set. Its `num_steps` replaces `gradient_accumulation_steps` if that is 1."""
     config = args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
     steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)

@@ -20,7 +20,7 @@ BETWEEN = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.
 PARSER_MODULE = "transformers.hf_argparser"
 
 
-def stacklevel_of_script() -> int:
+def get_script_stacklevel() -> int:
     """Return the `stacklevel` for `warnings.warn` in the calling function: the first frame outside littrainer."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
@@ -156,7 +156,7 @@ class OptimizerNames(ExplicitEnum):
         if today is None:
             return super()._missing_(value)
         message = f"optim={value!r} is an earlier spelling: write {today!r}."
-        warnings.warn(message, FutureWarning, stacklevel=stacklevel_of_script())
+        warnings.warn(message, FutureWarning, stacklevel=get_script_stacklevel())
         return cls(today)
 
 

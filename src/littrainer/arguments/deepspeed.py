@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.json_values import read_mapping
-from littrainer.distributed.environment import NOTHING, USE_DEEPSPEED, is_on
+from littrainer.distributed.environment import UNSET_VALUES, USE_DEEPSPEED, is_env_true
 
 if TYPE_CHECKING:
     import torch
@@ -408,18 +408,18 @@ class DeepSpeedPlugin:
         set_leaves(model, [classes[name] for name in wanted])
 
 
-def launched_config() -> dict[str, Any] | str | None:
+def read_launcher_config() -> dict[str, Any] | str | None:
     """Return the configuration that `accelerate launch` asks for, or the path of its file; None without DeepSpeed."""
-    if not is_on(USE_DEEPSPEED):
+    if not is_env_true(USE_DEEPSPEED):
         return None
     file = os.environ.get(CONFIG_FILE, "")
-    if file.lower() not in NOTHING:
+    if file.lower() not in UNSET_VALUES:
         return file
     sizes = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), AUTO)
     config: dict[str, Any] = {**sizes, "bf16": {"enabled": AUTO}, "fp16": {"enabled": AUTO}}
     for setting in SETTINGS:
         text = os.environ.get(setting.variable, "").strip()
-        value = setting.launched if text.lower() in NOTHING else _read_value(text)
+        value = setting.launched if text.lower() in UNSET_VALUES else _read_value(text)
         if value is not None:
             *sections, key = setting.key.split(".")
             node = config
@@ -441,12 +441,14 @@ def set_up_deepspeed(args: Any) -> None:
 
     While the arguments live, `from_pretrained` of transformers shards models in stage 3.
     """
-    launched = launched_config()
+    launched = read_launcher_config()
     config = args.deepspeed or launched
     if not config:
         return
     _check_installed()
-    adopt_config(args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_on(ZERO3_INIT))
+    adopt_config(
+        args, DeepSpeedConfig(config), launched is None or not os.environ.get(ZERO3_INIT) or is_env_true(ZERO3_INIT)
+    )
     if args.deepspeed_plugin.zero3_init_flag:
         # `from_pretrained` gives each process its shard.
         from littrainer.distributed.group import start_deepspeed_communication
@@ -461,7 +463,7 @@ def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) ->
     args.deepspeed_plugin.select()
 
 
-def settle_deepspeed(args: Any) -> None:
+def update_deepspeed(args: Any) -> None:
     """Read what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
     plugin = args.deepspeed_plugin
     if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
@@ -471,7 +473,7 @@ def settle_deepspeed(args: Any) -> None:
         set_up_deepspeed(args)
 
 
-def check_settled(args: Any, is_enabled: bool) -> None:
+def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
     """Refuse a `deepspeed` that was set after the Trainer was made, and `keep_optimizer_states` with it.
 
     Parameters:
@@ -491,7 +493,7 @@ def check_settled(args: Any, is_enabled: bool) -> None:
         )
 
 
-def asks_for_deepspeed(args: Any) -> bool:
+def has_deepspeed(args: Any) -> bool:
     """Whether DeepSpeed carries out the training of these arguments."""
     return getattr(args, "deepspeed_plugin", None) is not None
 

@@ -10,7 +10,7 @@ LIGHTNING_PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 FULL_PRECISION = "32-true"
 
 
-def lightning_precision(args: Any) -> str:
+def get_lightning_precision(args: Any) -> str:
     """Return the `precision` of `lightning.Trainer` for bf16 and fp16.
 
     float16 needs its losses scaled, for which torch has nothing on a CPU, so there fp16 trains in full precision.
@@ -23,6 +23,6 @@ def lightning_precision(args: Any) -> str:
 # Keyword -> its value, and the reason for `littrainer explain`.
 DERIVED_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "accumulate_grad_batches": (lambda args: args.gradient_accumulation_steps, "from gradient_accumulation_steps"),
-    "precision": (lightning_precision, "from bf16 and fp16"),
+    "precision": (get_lightning_precision, "from bf16 and fp16"),
     "accelerator": (lambda args: "gpu" if args.device.type == "cuda" else args.device.type, "from use_cpu"),
 }

@@ -13,7 +13,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Half a sentence to follow an unknown name: what it may have meant, or what there is to choose from."""
     known = list(known)
     match = nearest_name(name, known)
@@ -22,7 +22,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"known are {', '.join(known)}" if len(known) <= 10 else "no known name is similar"
 
 
-def taken_instead(name: str, known: Collection[str]) -> str:
+def format_accepted_names(name: str, known: Collection[str]) -> str:
     """The end of a sentence that refuses a name: what it may have meant, and all that are taken."""
     match = nearest_name(name, known)
     return f"{'' if match is None else f' (did you mean {match!r}?)'}; it takes {', '.join(known) or 'none'}"

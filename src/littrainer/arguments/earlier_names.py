@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
-from littrainer.arguments.choices import stacklevel_of_script
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.fields import default_of
+from littrainer.arguments.choices import get_script_stacklevel
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.arguments.fields import get_default
 from littrainer.arguments.json_values import read_mapping
 from littrainer.runtime.tracebacks import ShortTraceback
 
@@ -211,7 +211,7 @@ def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
             errors.append(str(error))
             continue
         today.update(found)
-        warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
+        warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=get_script_stacklevel())
     if errors:
         raise ValueError(f"{cls.__name__}: {'; '.join(errors)}.")
     return today
@@ -222,7 +222,7 @@ def _current(cls: type, today: Mapping[str, Any], name: str) -> Any:
 
 
 def _default(cls: type, name: str) -> Any:
-    return default_of(cls.__dataclass_fields__[name])  # type: ignore[attr-defined]
+    return get_default(cls.__dataclass_fields__[name])  # type: ignore[attr-defined]
 
 
 def _told(rule: EarlierName, name: str, value: Any, found: Mapping[str, Any]) -> str:
@@ -250,11 +250,11 @@ def apply_fields_with_earlier_names(args: Any) -> None:
         found = rule.translate(name, value, functools.partial(getattr, args))
         found = {new: meant for new, meant in found.items() if getattr(args, new) != meant}
         given = [new for new in found if not rule.extends and getattr(args, new) != _default(cls, new)]
-        if given and value != default_of(field):
+        if given and value != get_default(field):
             shown = _shown(given[0], getattr(args, given[0]))
             raise ValueError(f"{cls.__name__}: {_shown(name, value)} contradicts {shown}; {rule.advice} alone.")
         if found and not given:
-            warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
+            warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=get_script_stacklevel())
             vars(args).update(found)
 
 
@@ -283,7 +283,7 @@ class EarlierAttribute:
         today = rule.replaced_by
         if not found and today is not None and rule.kind is bool and rule.read_from(args):
             found = {today: _default(type(args), today)}
-        warnings.warn(_told(rule, self.name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
+        warnings.warn(_told(rule, self.name, value, found), FutureWarning, stacklevel=get_script_stacklevel())
         for name, meant in found.items():
             setattr(args, name, meant)
         if rule.replaced_by is None:
@@ -293,7 +293,7 @@ class EarlierAttribute:
         return self.name in type(args).__dataclass_fields__
 
 
-class UnderstandsEarlierNames:
+class AcceptsEarlierNames:
     """Base of argument classes whose constructors and attributes take earlier names too, and refuse unknown ones.
 
     A dataclass decorator generates a constructor after the class was made, so `__new__`, which is called before it,
@@ -305,15 +305,15 @@ class UnderstandsEarlierNames:
             parameters = _parameters_of(cls.__init__)
             unknown = [name for name in kwargs if name not in parameters and name not in EARLIER_NAMES]
             if unknown and not _takes_any(parameters):
-                raise TypeError(unknown_names_message(cls.__name__, unknown, list(parameters)[1:]))
+                raise TypeError(format_unknown_names(cls.__name__, unknown, list(parameters)[1:]))
             for owner in cls.__mro__:
-                if issubclass(owner, UnderstandsEarlierNames) and dataclasses.is_dataclass(owner):
+                if issubclass(owner, AcceptsEarlierNames) and dataclasses.is_dataclass(owner):
                     _prepare_constructor(owner)
         return super().__new__(cls)
 
 
 for _name in EARLIER_NAMES:
-    setattr(UnderstandsEarlierNames, _name, EarlierAttribute(_name))
+    setattr(AcceptsEarlierNames, _name, EarlierAttribute(_name))
 
 
 # With 121 parameters, reading them is half of what making arguments costs; a search makes them for each trial.
@@ -326,10 +326,10 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def unknown_names_message(class_name: str, unknown: Iterable[str], known: Iterable[str]) -> str:
+def format_unknown_names(class_name: str, unknown: Iterable[str], known: Iterable[str]) -> str:
     """Return one sentence that lists each unknown name with the name it probably stands for."""
     known = list(known)
-    return f"{class_name}: {'; '.join(f'{name!r} is unknown, {suggestion(name, known)}' for name in unknown)}"
+    return f"{class_name}: {'; '.join(f'{name!r} is unknown, {suggest_name(name, known)}' for name in unknown)}"
 
 
 def _prepare_constructor(cls: type) -> None:

@@ -538,12 +538,12 @@ class ArgumentFields(
     """The fields of TrainingArguments with their defaults and nothing else."""
 
 
-def topics_of(cls: type) -> list[type]:
+def list_topics(cls: type) -> list[type]:
     """The classes that hold an argument class's documented fields, one for each topic, in their positional order."""
     topics = list(reversed(ArgumentFields.__bases__)) if issubclass(cls, ArgumentFields) else []
     return [*topics, GenerationFields] if issubclass(cls, GenerationFields) else topics
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
+def get_default(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a dataclass field, `dataclasses.MISSING` if it has none."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

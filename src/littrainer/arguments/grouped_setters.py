@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.normalization import CHOICE_FIELDS
-from littrainer.arguments.report_to import trackers_in
+from littrainer.arguments.report_to import list_trackers
 from littrainer.arguments.rules import STEP_INTERVALS, check_values
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class GroupedSetters(ArgumentFields):
             report_to: experiment trackers by name; `none` reports to none.
         """
         return self._set_together(
-            {**locals(), "report_to": trackers_in(report_to)},
+            {**locals(), "report_to": list_trackers(report_to)},
             prefix="logging_",
             level="log_level",
             replica_level="log_level_replica",

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS
+from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES
 
 
 def truth(value: Any) -> bool:
     """True or false, as JSON, Python and environment variables write them."""
     text = str(value).strip().lower()
-    if value is None or text not in (*TRUE_WORDS, *FALSE_WORDS):
+    if value is None or text not in (*TRUE_VALUES, *FALSE_VALUES):
         raise ValueError("give true or false")
-    return text in TRUE_WORDS
+    return text in TRUE_VALUES
 
 
 def plain_values(value: Any) -> Any:

@@ -19,12 +19,12 @@ from littrainer.arguments.choices import (
     OptimizerNames,
     SaveStrategy,
     SchedulerType,
-    stacklevel_of_script,
+    get_script_stacklevel,
 )
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
-from littrainer.arguments.report_to import available_services, trackers_in
-from littrainer.runtime.remote_folder import local_folder, without_credentials
+from littrainer.arguments.report_to import list_available_services, list_trackers
+from littrainer.runtime.remote_folder import local_folder, strip_credentials
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -69,7 +69,7 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
             os.makedirs(folder, exist_ok=True)
         args.output_dir = folder
     if isinstance(args.resume_from_checkpoint, str):
-        args.resume_from_checkpoint = without_credentials(args.resume_from_checkpoint)
+        args.resume_from_checkpoint = strip_credentials(args.resume_from_checkpoint)
     if args.logging_dir is not None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
     for name in dict_fields:
@@ -84,8 +84,8 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
     _apply_warmup_ratio(args)
     _convert_choices(args)
-    trackers = trackers_in(args.report_to)
-    args.report_to = available_services() if trackers == ["all"] else trackers
+    trackers = list_trackers(args.report_to)
+    args.report_to = list_available_services() if trackers == ["all"] else trackers
     args.restore_callback_states_from_checkpoint = bool(args.restore_callback_states_from_checkpoint)
     if args.disable_tqdm is None:
         loggers = (logging.getLogger(name) for name in ("littrainer", "transformers"))
@@ -136,7 +136,7 @@ def _apply_warmup_ratio(args: ArgumentFields) -> None:
             f"warmup_ratio={ratio} is an earlier spelling: write warmup_steps={args.warmup_steps}, which below 1 is a "
             f"share of all steps{set_aside}.",
             FutureWarning,
-            stacklevel=stacklevel_of_script(),
+            stacklevel=get_script_stacklevel(),
         )
 
 

@@ -13,8 +13,8 @@ from enum import EnumMeta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
-from littrainer.arguments.did_you_mean import suggestion, unrecognized
-from littrainer.arguments.earlier_names import EARLIER_NAMES, UnderstandsEarlierNames, earlier_names_of
+from littrainer.arguments.did_you_mean import suggest_name, unrecognized
+from littrainer.arguments.earlier_names import EARLIER_NAMES, AcceptsEarlierNames, earlier_names_of
 from littrainer.redirection.shim import import_original
 
 
@@ -71,7 +71,7 @@ class HfArgumentParser(_Parser):
         if self._earlier_options is not None:
             return
         self._earlier_options = []
-        if not any(issubclass(cls, UnderstandsEarlierNames) for cls in self.dataclass_types):
+        if not any(issubclass(cls, AcceptsEarlierNames) for cls in self.dataclass_types):
             return
         for name, rule in EARLIER_NAMES.items():
             if f"--{name}" in self._option_string_actions:
@@ -173,7 +173,7 @@ class HfArgumentParser(_Parser):
     def _fill(self, cls: type, values: dict[str, Any]) -> Any:
         names = _names_of(cls, self._earlier_options or [])
         own = {name: values.pop(name) for name in names if name in values}
-        if not issubclass(cls, UnderstandsEarlierNames):
+        if not issubclass(cls, AcceptsEarlierNames):
             return cls(**own)
         try:
             return cls(**own)
@@ -202,14 +202,14 @@ class HfArgumentParser(_Parser):
         names = [name for names in known.values() for name in names]
         extra = [] if allow_extra_keys else [key for key in args if key not in names]
         if extra:
-            hints = "; ".join(f"{key!r}: {suggestion(str(key), names)}" for key in extra)
+            hints = "; ".join(f"{key!r}: {suggest_name(str(key), names)}" for key in extra)
             raise ValueError(f"no argument takes these keys: {hints}")
         return tuple(cls(**{name: args[name] for name in known[cls] if name in args}) for cls in self.dataclass_types)
 
 
 def _names_of(cls: type, candidates: Any) -> list[str]:
     names = [field.name for field in dataclasses.fields(cls) if field.init]
-    return names + (earlier_names_of(cls, candidates) if issubclass(cls, UnderstandsEarlierNames) else [])
+    return names + (earlier_names_of(cls, candidates) if issubclass(cls, AcceptsEarlierNames) else [])
 
 
 def _read_truth_or_text(text: str) -> bool | str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import ParallelMode
-from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.deepspeed import has_deepspeed
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed import environment
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ProcessFacts(ArgumentFields):
 
         if getattr(self.accelerator_config, "use_configured_state", False):
             return configured_device()
-        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in environment.TRUE_WORDS:
+        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in environment.TRUE_VALUES:
             return torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", self._gpu_of_this_process(torch.cuda.device_count()))
@@ -122,7 +122,7 @@ class ProcessFacts(ArgumentFields):
         if environment.is_launched():
             # Scripts written for transformers 4 read it.
             self.local_rank = self.local_process_index
-        if environment.meeting_point() is None:
+        if environment.get_rendezvous_point() is None:
             return
         from littrainer.distributed.group import ensure_process_group
 
@@ -265,9 +265,9 @@ def accelerate_is_loaded() -> bool:
 def distributed_type(args: ProcessFacts) -> Any:
     """Whether processes train together and on what, as accelerate names it."""
     kind = DistributedType.NO
-    if asks_for_deepspeed(args):
+    if has_deepspeed(args):
         kind = DistributedType.DEEPSPEED
-    elif args.world_size > 1 and sharding_plan(args) is not None:
+    elif args.world_size > 1 and get_sharding_plan(args) is not None:
         kind = DistributedType.FSDP
     elif args.world_size > 1:
         kind = DistributedType.MULTI_CPU if args.device.type == "cpu" else DistributedType.MULTI_GPU
@@ -290,7 +290,7 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
         return None
     state: Any = sys.modules["accelerate.state"]
     shared = state.PartialState._shared_state
-    uses_deepspeed = asks_for_deepspeed(args)
+    uses_deepspeed = has_deepspeed(args)
     # Not `args.device`, which is cached: a script may still set use_cpu.
     on_cpu = (vars(args).get("device") or args._find_device()).type == "cpu"
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
@@ -375,7 +375,7 @@ def _set_tf32(args: Any) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def matmul_precision() -> str:
+def get_matmul_precision() -> str:
     """Return the precision of float32 matrix products, in the words of torch's older or newer switches."""
     import torch
 

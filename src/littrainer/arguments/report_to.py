@@ -7,11 +7,11 @@ import importlib.util
 import os
 from typing import Any, NamedTuple
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.runtime.lazy_isinstance import is_a
 
 
-def environment_says(name: str) -> bool:
+def is_enabled_in_environment(name: str) -> bool:
     """Whether an environment variable is set to 1, on, yes or true."""
     # The words of transformers' own callbacks.
     return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
@@ -36,9 +36,9 @@ class Service(NamedTuple):
     switch: str | None = None
     in_all: bool = True
 
-    def switched_off(self) -> str | None:
+    def get_disabled_reason(self) -> str | None:
         """Return why it is not used although its package is installed; None if it is used."""
-        if self.switch is None or not environment_says(self.switch):
+        if self.switch is None or not is_enabled_in_environment(self.switch):
             return None
         return f"the environment variable {self.switch} switches it off"
 
@@ -108,7 +108,7 @@ def require_installed(name: str) -> None:
         )
 
 
-def require_known(name: object) -> None:
+def check_tracker_name(name: object) -> None:
     """Refuse the name of no service."""
     if name in SERVICES:
         return
@@ -116,22 +116,22 @@ def require_known(name: object) -> None:
         raise ValueError(f"report_to has {name!r} and other names; give it alone, or leave it out.")
     if "," in str(name):
         raise ValueError(f"report_to={name!r} is one text; give a list of names, or one word for each.")
-    hint = suggestion(str(name), SERVICES)
+    hint = suggest_name(str(name), SERVICES)
     raise ValueError(f"report_to={name!r} is no tracker ({hint}). Known: {', '.join(SERVICES)}, all, none.")
 
 
-def available_services() -> list[str]:
+def list_available_services() -> list[str]:
     """The services that `report_to="all"` stands for: those installed and not switched off."""
     unusable = {
         # Azure Machine Learning is an MLflow server too, and would get everything twice.
-        "azure_ml": lambda: is_installed("mlflow") and SERVICES["mlflow"].switched_off() is None,
+        "azure_ml": lambda: is_installed("mlflow") and SERVICES["mlflow"].get_disabled_reason() is None,
         "comet_ml": lambda: not _comet_is_configured(),
         "kubeflow": lambda: "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ or not _has_kubeflow_callback(),
     }
     return [
         name
         for name, service in SERVICES.items()
-        if service.in_all and is_installed(name) and service.switched_off() is None
+        if service.in_all and is_installed(name) and service.get_disabled_reason() is None
         if name not in unusable or not unusable[name]()
     ]
 
@@ -148,7 +148,7 @@ def _comet_is_configured() -> bool:
     return comet_ml.config.get_config("comet.api_key") is not None
 
 
-def trackers_in(report_to: Any) -> list[Any]:
+def list_trackers(report_to: Any) -> list[Any]:
     """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` is none."""
     found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
     for item in found:
@@ -160,6 +160,6 @@ def trackers_in(report_to: Any) -> list[Any]:
     return [] if found == ["none"] else found
 
 
-def tracker_label(tracker: Any) -> str:
+def format_tracker(tracker: Any) -> str:
     """A tracker as text: its name, or the class of a Lightning logger."""
     return tracker if isinstance(tracker, str) else type(tracker).__name__

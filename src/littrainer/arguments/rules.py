@@ -16,11 +16,11 @@ from typing import Any, Literal, Union
 
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.fields import ArgumentFields, topics_of
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.arguments.fields import ArgumentFields, list_topics
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
 from littrainer.arguments.specifications import SPECS
-from littrainer.distributed.environment import refused_variables
+from littrainer.distributed.environment import get_refused_variables
 from littrainer.distributed.layout import data_parallel_size
 
 MAX_WHOLE_NUMBER = 2**63 - 1
@@ -58,7 +58,7 @@ def check_values(args: Any) -> None:
         for text in plain if isinstance(plain, list | tuple) else [plain]:
             if valid and isinstance(text, str) and text not in valid:
                 raise ValueError(
-                    f"{_named(name, text)} is not valid ({suggestion(text, valid)}); choose from {', '.join(valid)}."
+                    f"{_named(name, text)} is not valid ({suggest_name(text, valid)}); choose from {', '.join(valid)}."
                 )
         if plain is not value:
             setattr(args, name, plain)
@@ -68,7 +68,7 @@ def check_values(args: Any) -> None:
 def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
     """Return the types, values and annotations of list items that each documented field of a class takes."""
     taken: dict[str, tuple[Any, ...]] = {}
-    for topic in topics_of(cls):
+    for topic in list_topics(cls):
         hints = typing.get_type_hints(topic)
         taken.update({name: (*_members(hint), *SPECS[name].also) for name, hint in hints.items()})
         for field in dataclasses.fields(topic):
@@ -192,9 +192,9 @@ MILLIONTHS = 1_000_000
 def validate(args: ArgumentFields) -> None:
     """Refuse combinations that cannot be carried out; expects normalized arguments."""
     _check_step_intervals(args)
-    if getattr(args, "decides_the_run", True):
+    if getattr(args, "is_for_trainer", True):
         _check_best_model(args)
-        check_health_arguments(args)
+        check_nonfinite_arguments(args)
         if args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC and args.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
                 f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
@@ -280,7 +280,7 @@ def _check_best_model(args: ArgumentFields) -> None:
         )
 
 
-def check_health_arguments(args: Any, optimizer: Any = None, splits_weights: bool = False) -> None:
+def check_nonfinite_arguments(args: Any, optimizer: Any = None, splits_weights: bool = False) -> None:
     """Refuse an `on_nonfinite`, and checkpoints to keep, that other arguments leave no room for; also in `train()`.
 
     Parameters:
@@ -323,7 +323,7 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
             )
 
 
-def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
+def apply_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
     """Derive `gradient_accumulation_steps` from `global_batch_size`, if that is set; also when training begins.
 
     Parameters:
@@ -336,7 +336,7 @@ def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dic
     processes = _processes_with_batches(args)
     steps, left_over = divmod(total, size * processes)
     if left_over:
-        fitting = fitting_batch_sizes(args)
+        fitting = list_valid_batch_sizes(args)
         nearest = [other for other in fitting if other < size][-2:] + [other for other in fitting if other > size][:2]
         sizes = ", ".join(map(str, nearest))
         advice = f"per_device_train_batch_size to one of {sizes}" if sizes else f"it to a multiple of {processes}"
@@ -355,7 +355,7 @@ def settle_global_batch_size(args: Any, batch_size: int | None = None, is_of_dic
     args.gradient_accumulation_steps, config.derived_accumulation = steps, (*derived, steps)
 
 
-def fitting_batch_sizes(args: Any) -> list[int]:
+def list_valid_batch_sizes(args: Any) -> list[int]:
     """Return the samples that a micro-batch may have by `global_batch_size`; none if the processes do not divide it."""
     samples, left_over = divmod(args.global_batch_size, _processes_with_batches(args))
     return [] if left_over else [size for size in range(1, samples + 1) if samples % size == 0]
@@ -384,7 +384,7 @@ def refuse_unsupported(args: Any) -> None:
         texts = [_text(item) for item in (value if isinstance(value, list) else [value])]
         if not set(texts) <= set(honoured):
             refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
-    refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in get_refused_variables().items()]
     if refused:
         raise NotImplementedError(
             f"littrainer does not carry out {'; '.join(refused)}. "

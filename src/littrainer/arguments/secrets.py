@@ -29,11 +29,11 @@ NOT_SECRET_ENDINGS = tuple(
 WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 SEPARATORS = re.compile(r"[^a-z0-9]+")
 # Sign-in of a URL: a name with a password at any service, a name or token alone for web pages.
-SIGN_IN = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
+URL_CREDENTIALS = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
 @functools.cache
-def holds_a_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether the argument of this name holds an access token, a key or a password."""
     plain = SEPARATORS.sub("_", WORD_BEGINS.sub("_", name).lower())
     if plain.endswith(NOT_SECRET_ENDINGS):
@@ -41,12 +41,12 @@ def holds_a_secret(name: str) -> bool:
     return plain in SECRET_NAMES or plain.endswith(SECRET_ENDINGS)
 
 
-def masked(name: str) -> str:
+def mask_secret(name: str) -> str:
     """Return what is shown in place of the secret of this name."""
     return f"<{name.upper()}>"
 
 
-def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
+def redact_secrets(value: Any, mask: Callable[[str], Any] = mask_secret) -> Any:
     """Return a value without secrets: entries of dicts, by their names, and names and passwords in URLs.
 
     Parameters:
@@ -57,7 +57,7 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
         The value itself if there is no secret in it, else a copy.
     """
     if isinstance(value, str):
-        text = SIGN_IN.sub(r"\1://", value)
+        text = URL_CREDENTIALS.sub(r"\1://", value)
         return value if text == value else text
     if isinstance(value, dict):
         changed = {}
@@ -65,15 +65,15 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
             # A switch, such as `token=True` for the stored one, is no secret.
             if item is None or isinstance(item, bool) or item == "":
                 continue
-            if isinstance(key, str) and holds_a_secret(key):
+            if isinstance(key, str) and is_secret_name(key):
                 changed[key] = mask(key)
             elif isinstance(item, str) and "://" not in item:
                 continue
-            elif isinstance(item, (str, dict, list, tuple)) and (shown := without_secrets(item, mask)) is not item:
+            elif isinstance(item, (str, dict, list, tuple)) and (shown := redact_secrets(item, mask)) is not item:
                 changed[key] = shown
         return {**value, **changed} if changed else value
     if isinstance(value, (list, tuple)):
-        items = [without_secrets(item, mask) for item in value]
+        items = [redact_secrets(item, mask) for item in value]
         if all(map(operator.is_, items, value)):
             return value
         return items if isinstance(value, list) else tuple(items)

@@ -10,9 +10,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.json_values import read_mapping, truth
-from littrainer.distributed.environment import FALSE_WORDS, TRUE_WORDS, USE_FSDP, is_launched
+from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES, USE_FSDP, is_launched
 
 if TYPE_CHECKING:
     from littrainer.arguments.fields import ArgumentFields
@@ -57,12 +57,12 @@ class ShardingPlan:
     ignored_modules: str | None = None
 
     @property
-    def saves_shards(self) -> bool:
+    def has_sharded_checkpoints(self) -> bool:
         """Whether each process writes its part of a checkpoint."""
         return self.state_dict_type == "SHARDED_STATE_DICT"
 
 
-def sharding_plan(args: Any) -> ShardingPlan | None:
+def get_sharding_plan(args: Any) -> ShardingPlan | None:
     """Return the plan that arguments or the environment of `accelerate launch` ask for; None for no FSDP."""
     words = _words(args.fsdp)
     if words is not None:
@@ -72,10 +72,10 @@ def sharding_plan(args: Any) -> ShardingPlan | None:
 
 def is_launched_with_fsdp() -> bool:
     """Whether `accelerate launch` asks for FSDP."""
-    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_WORDS
+    return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_VALUES
 
 
-def settle_sharding(args: ArgumentFields) -> None:
+def normalize_sharding(args: ArgumentFields) -> None:
     """Bring `fsdp` and `fsdp_config` into the form that scripts read, and refuse what cannot be carried out."""
     attributes: Any = args
     words = _words(args.fsdp)
@@ -96,14 +96,14 @@ def settle_sharding(args: ArgumentFields) -> None:
         for name, default in (("min_num_params", 0), *((name, False) for name in TPU_KEYS[:3])):
             config.setdefault(name, default)
         attributes.fsdp, attributes.fsdp_config = True, config
-    plan = sharding_plan(args)
-    attributes.fsdp_plugin_args = None if plan is None or words is None else plugin_arguments(plan)
+    plan = get_sharding_plan(args)
+    attributes.fsdp_plugin_args = None if plan is None or words is None else get_fsdp_plugin_keywords(plan)
     if plan is not None:
         _check_with_arguments(args, plan)
     ask_for_efficient_loading(plan)
 
 
-def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
+def get_fsdp_plugin_keywords(plan: ShardingPlan) -> dict[str, Any]:
     """Return what transformers calls `fsdp_plugin_args`: keywords of accelerate's plugin that mean the same."""
     always = ("auto_wrap_policy", "cpu_ram_efficient_loading", "state_dict_type", "reshard_after_forward")
     keywords: dict[str, Any] = {"fsdp_version": plan.version, **{name: getattr(plan, name) for name in always}}
@@ -135,7 +135,7 @@ def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
 
 def check_processes(args: Any) -> None:
     """Refuse sharding in a process that trains alone, and version 1 on a CPU."""
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     if plan is None:
         return
     if args.world_size == 1 and not is_launched():
@@ -181,7 +181,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 def _resharding(value: Any) -> bool | str:
     # The number 1 is torch's FULL_SHARD, which is `True` in version 2.
-    if str(value).strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
+    if str(value).strip().lower() in (*TRUE_VALUES, *FALSE_VALUES):
         return truth(value)
     try:
         return _one_of(*SHARDING_STRATEGIES)(value)
@@ -275,12 +275,12 @@ def _words(given: Any) -> list[str] | None:
         return None
     members = given.split() if isinstance(given, str) else list(given)
     words = [str(getattr(member, "value", member)).strip().lower() for member in members]
-    if len(words) == 1 and words[0] in (*TRUE_WORDS, *FALSE_WORDS):
+    if len(words) == 1 and words[0] in (*TRUE_VALUES, *FALSE_VALUES):
         return [] if truth(words[0]) else None
     for word in words:
         if word not in WORDS:
             raise ValueError(
-                f"fsdp={given!r} has an unknown word, {word!r} ({suggestion(word, WORDS)}). Set fsdp=True."
+                f"fsdp={given!r} has an unknown word, {word!r} ({suggest_name(word, WORDS)}). Set fsdp=True."
             )
     return words
 
@@ -321,7 +321,7 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
     values: dict[str, Any] = {}
     for given_name, value in config.items():
         if given_name in TPU_KEYS:
-            if value and str(value).strip().lower() not in FALSE_WORDS:
+            if value and str(value).strip().lower() not in FALSE_VALUES:
                 raise NotImplementedError(
                     f"littrainer does not carry out {source} with {given_name}={value!r}: it trains on CPUs and GPUs. "
                     "Leave that out, or run the script with plain `python` to train with transformers."
@@ -330,7 +330,7 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
         name = OTHER_NAMES.get(given_name, given_name)
         if name not in KEYS:
             known = [*KEYS, *OTHER_NAMES]
-            raise ValueError(f"{source} has an unknown key, {given_name!r} ({suggestion(given_name, known)}).")
+            raise ValueError(f"{source} has an unknown key, {given_name!r} ({suggest_name(given_name, known)}).")
         try:
             read = KEYS[name].read(value)
         except ValueError as error:
@@ -401,7 +401,7 @@ def _check_with_arguments(args: Any, plan: ShardingPlan) -> None:
             "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is): "
             "layers would be recomputed twice. Leave the argument out."
         )
-    if plan.saves_shards and args.save_only_model:
+    if plan.has_sharded_checkpoints and args.save_only_model:
         raise ValueError(
             "save_only_model=True writes models for from_pretrained, and fsdp_config has "
             "state_dict_type=SHARDED_STATE_DICT. Set state_dict_type to FULL_STATE_DICT."

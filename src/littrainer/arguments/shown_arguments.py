@@ -8,21 +8,21 @@ from typing import Any
 
 from littrainer.arguments.fields import ArgumentFields, GenerationFields
 from littrainer.arguments.normalization import normalize
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.secrets import redact_secrets
 
 MAX_TEXT_LETTERS = 300
 NOTHING = frozenset({"None", "[]", "{}", ""})
 
 
-def default_texts() -> dict[str, str]:
+def format_defaults() -> dict[str, str]:
     """Return the default of each documented argument as text, in documented order; `output_dir` has none."""
     args = ArgumentFields()
     normalize(args, ())
     generation = {field.name: field.default for field in dataclasses.fields(GenerationFields)}
-    return {name: as_text(value) for name, value in {**vars(args), **generation, "output_dir": None}.items()}
+    return {name: format_value(value) for name, value in {**vars(args), **generation, "output_dir": None}.items()}
 
 
-def away_from_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+def select_non_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that differ from the defaults: documented names first, those of a subclass last."""
     names = [*(name for name in defaults if name in texts), *(name for name in texts if name not in defaults)]
     return {name: texts[name] for name in names if name not in defaults or not is_same(texts[name], defaults[name])}
@@ -38,18 +38,18 @@ def is_same(one: str, other: str) -> bool:
         return False
 
 
-def as_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as one line of at most 300 letters: a choice's value, the entries that a configuration sets."""
-    text = " ".join(_text(without_secrets(value), is_nested=False).split())
+    text = " ".join(_text(redact_secrets(value), is_nested=False).split())
     return text if len(text) <= MAX_TEXT_LETTERS else f"{text[: MAX_TEXT_LETTERS - 3]}..."
 
 
 def _text(value: Any, is_nested: bool) -> str:
     if hasattr(value, "to_dict"):
-        value = without_secrets(value.to_dict())
+        value = redact_secrets(value.to_dict())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         # Its own text would show secrets.
-        value = without_secrets({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        value = redact_secrets({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, dict):
         # Entries that are off or absent are not shown.
         shown = {name: entry for name, entry in value.items() if entry is not None and entry is not False}

@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.deepspeed import set_up_deepspeed
-from littrainer.arguments.earlier_names import UnderstandsEarlierNames, apply_fields_with_earlier_names
+from littrainer.arguments.earlier_names import AcceptsEarlierNames, apply_fields_with_earlier_names
 from littrainer.arguments.fields import GenerationFields
 from littrainer.arguments.grouped_setters import GroupedSetters
 from littrainer.arguments.normalization import normalize, unpack_containers, was_normalized
 from littrainer.arguments.process import ProcessFacts, apply_hardware_choices, partial_state
-from littrainer.arguments.rules import check_values, refuse_unsupported, settle_global_batch_size, validate
-from littrainer.arguments.secrets import masked
-from littrainer.arguments.sharding import settle_sharding
-from littrainer.distributed.environment import adopt_launcher_variables
+from littrainer.arguments.rules import apply_global_batch_size, check_values, refuse_unsupported, validate
+from littrainer.arguments.secrets import mask_secret
+from littrainer.arguments.sharding import normalize_sharding
+from littrainer.distributed.environment import set_torchrun_variables
 from littrainer.distributed.failures import report_errors_to_agent
-from littrainer.distributed.layout import requested_sizes
+from littrainer.distributed.layout import get_requested_sizes
 
 SECRET_ENDING = "_token"
 
@@ -38,7 +38,7 @@ class Serialization(ProcessFacts):
             cls.__repr__ = Serialization.__repr__  # type: ignore[method-assign]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every argument as a plain value: choices as their strings, dtypes by name, tokens masked.
+        """Every argument as a plain value: choices as their strings, dtypes by name, tokens mask_secret.
 
         Returns:
             A new dict; its nested dicts are copies too.
@@ -49,7 +49,7 @@ class Serialization(ProcessFacts):
     def _shown(self) -> dict[str, Any]:
         # A field of a subclass that its constructor does not take may not be set yet.
         names = [field.name for field in dataclasses.fields(self) if field.init or hasattr(self, field.name)]
-        return {name: masked(name) if name.endswith(SECRET_ENDING) else getattr(self, name) for name in names}
+        return {name: mask_secret(name) if name.endswith(SECRET_ENDING) else getattr(self, name) for name in names}
 
     def to_json_string(self) -> str:
         """`to_dict` as indented JSON; objects that JSON does not know are written as text."""
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass
-class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
+class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
     """The arguments of a training run, with the names, order and defaults of transformers.
 
     The fields stand by topic in the module `fields` of this package; each says in its metadata what it is for. After
@@ -117,13 +117,13 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
 
     # Whether they decide where a training runs, and when it evaluates and saves. If something else does, what they say
     # about it is neither carried out nor checked against the hardware.
-    decides_the_run: ClassVar[bool] = True
+    is_for_trainer: ClassVar[bool] = True
 
     # The default of `optim`.
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
     def __post_init__(self) -> None:
-        adopt_launcher_variables()
+        set_torchrun_variables()
         report_errors_to_agent()
         is_copy = was_normalized(self)
         unpack_containers(self)
@@ -140,19 +140,19 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         self._validate_args()
         # Contradictions are refused before a script loads its model.
-        requested_sizes(self)
-        if self.decides_the_run:
+        get_requested_sizes(self)
+        if self.is_for_trainer:
             # Scripts call torch.distributed as soon as they have arguments.
             self._join_other_processes()
         named = "fp16" if self.fp16 else "bf16" if self.bf16 else None
         self.mixed_precision: str = named or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
-        settle_sharding(self)
-        if self.decides_the_run:
-            settle_global_batch_size(self, is_of_dict=is_of_dict)
+        normalize_sharding(self)
+        if self.is_for_trainer:
+            apply_global_batch_size(self, is_of_dict=is_of_dict)
         self.deepspeed_plugin: Any | None = None
         self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)
-        if self.decides_the_run:
+        if self.is_for_trainer:
             apply_hardware_choices(self)
         set_up_deepspeed(self)
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.

@@ -11,8 +11,8 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.distributed.failures import note_step_of_error
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.distributed.failures import set_step_of_error
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
@@ -121,14 +121,14 @@ class CallbackHandler(TrainerCallback):
 
     def add_callback(self, callback: Any) -> None:
         """Append a callback, or an instance of a callback class; a TypeError if it is no callback of a Trainer."""
-        added = new_callback(callback)
+        added = create_callback(callback)
         if any(type(present) is type(added) for present in self.callbacks):
             logger.warning("A second %s is added to the callbacks; both will be called.", type(added).__name__)
         self.callbacks.append(added)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return the first callback of a class, or this very one; None if there is none."""
-        return popped(self.callbacks, callback)
+        return pop_matching(self.callbacks, callback)
 
     def remove_callback(self, callback: Any) -> None:
         """Remove the first callback of a class (if there is one), or this very one; an absent one is a ValueError."""
@@ -191,7 +191,7 @@ def _note_callback(error: Exception, callback: Any, event: str, state: Any) -> N
         add_note(error, f"Events are called with further keywords: def {event}(self, args, state, control, **kwargs).")
 
 
-def callbacks_in_list(callbacks: Any) -> list[Any]:
+def normalize_callbacks(callbacks: Any) -> list[Any]:
     """Return the `callbacks` of a script as a list; None is none, and a single callback a TypeError."""
     if callbacks is None:
         return []
@@ -201,7 +201,7 @@ def callbacks_in_list(callbacks: Any) -> list[Any]:
     return list(callbacks)
 
 
-def new_callback(callback: Any) -> Any:
+def create_callback(callback: Any) -> Any:
     """Return a callback that was passed as an instance, or as a class to make one of.
 
     Raises:
@@ -209,7 +209,7 @@ def new_callback(callback: Any) -> Any:
     """
     is_class = isinstance(callback, type)
     kind: type = callback if is_class else type(callback)
-    if issubclass(kind, known_classes("lightning callback")):
+    if issubclass(kind, loaded_classes("lightning callback")):
         raise TypeError(
             f"{kind.__name__} is a Lightning callback, which the Trainer's callback handler does not call: add it with "
             "trainer.add_callback(...), or give it in callbacks=[...]."
@@ -220,10 +220,10 @@ def new_callback(callback: Any) -> Any:
             f"A callback was given that is neither a TrainerCallback nor a Lightning callback: {what}. Derive its "
             "class from TrainerCallback, and override the events of interest."
         )
-    return made_of(callback)
+    return instantiate_callback(callback)
 
 
-def made_of(callback: Any) -> Any:
+def instantiate_callback(callback: Any) -> Any:
     """Return a callback, or an instance of a class; a TypeError if the class takes arguments."""
     if not isinstance(callback, type):
         return callback
@@ -234,7 +234,7 @@ def made_of(callback: Any) -> Any:
         raise
 
 
-def popped(callbacks: list[Any], callback: Any) -> Any:
+def pop_matching(callbacks: list[Any], callback: Any) -> Any:
     """Remove and return the first callback of a class in a list, or this very one; None if there is none."""
     for present in callbacks:
         if isinstance(present, callback) if isinstance(callback, type) else present == callback:
@@ -255,7 +255,7 @@ def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], T
     try:
         yield
     except BaseException as error:
-        note_step_of_error(error, state().global_step)
+        set_step_of_error(error, state().global_step)
         callbacks = [] if getattr(error, ENDED_FOR_CALLBACKS, False) else list(handler.callbacks)
         for callback in callbacks:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.callbacks.handler import made_of, popped
+from littrainer.callbacks.handler import instantiate_callback, pop_matching
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -18,7 +18,7 @@ def _has_batch_norm(model: Any) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-def backbone_of(model: Any) -> Any:
+def find_backbone(model: Any) -> Any:
     """Return the part of a model below its head, which `BackboneFinetuning` freezes; None if it has none."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
     return next((part for part in candidates if hasattr(part, "parameters") and part is not model), None)
@@ -57,7 +57,7 @@ REFUSED: tuple[Refusal, ...] = (
         "BackboneFinetuning",
         "the model has neither a `backbone` nor a head on a base model",
         "derive from BaseFinetuning; the model is pl_module.model",
-        lambda args, model: backbone_of(model) is None,
+        lambda args, model: find_backbone(model) is None,
     ),
     Refusal(
         "GradientAccumulationScheduler",
@@ -92,7 +92,7 @@ PACKAGES = ("lightning", "pytorch_lightning")
 KNOWN_PACKAGES = ("littrainer", "transformers", *PACKAGES)
 
 
-def names_of(callback: Any) -> Iterator[str]:
+def get_lightning_class_names(callback: Any) -> Iterator[str]:
     """Yield the names of Lightning's classes that a callback, or a class of callbacks, derives from; nearest first."""
     kind = callback if isinstance(callback, type) else type(callback)
     for ancestor in kind.__mro__:
@@ -100,14 +100,14 @@ def names_of(callback: Any) -> Iterator[str]:
             yield ancestor.__name__
 
 
-def is_one_of(callback: Any, *names: str) -> bool:
+def is_lightning_class(callback: Any, *names: str) -> bool:
     """Return whether a callback is of one of Lightning's classes, by their names."""
-    return any(name in names for name in names_of(callback))
+    return any(name in names for name in get_lightning_class_names(callback))
 
 
 def has_progress_bar(callbacks: list[Any], args: TrainingArguments) -> bool:
     """Return whether one of the callbacks is a progress bar of Lightning's, which replaces the Trainer's."""
-    return not args.disable_tqdm and any(is_one_of(callback, "ProgressBar") for callback in callbacks)
+    return not args.disable_tqdm and any(is_lightning_class(callback, "ProgressBar") for callback in callbacks)
 
 
 def add_lightning_callback(present: list[Any], callback: Any) -> None:
@@ -118,18 +118,18 @@ def add_lightning_callback(present: list[Any], callback: Any) -> None:
         TypeError: its class takes arguments.
     """
     reject_unsupported_callback(callback)
-    present.append(made_of(callback))
+    present.append(instantiate_callback(callback))
 
 
 def remove_lightning_callback(present: list[Any], callback: Any) -> None:
     """Remove a callback of Lightning's kind, or the first one of a class; an absent instance is a ValueError."""
-    if popped(present, callback) is None and not isinstance(callback, type):
+    if pop_matching(present, callback) is None and not isinstance(callback, type):
         raise ValueError(f"This Trainer does not have the callback {callback!r}.")
 
 
 def reject_unsupported_callback(callback: Any, *training: Any) -> None:
     """Raise a ValueError for a callback that does not work in a Trainer, or in a training (arguments and model)."""
-    names = set(names_of(callback))
+    names = set(get_lightning_class_names(callback))
     for refusal in REFUSED:
         if refusal.name not in names:
             continue
@@ -144,13 +144,13 @@ def reject_unsupported_callback(callback: Any, *training: Any) -> None:
             )
 
 
-def check_set_up(callbacks: list[Any], args: TrainingArguments, model: Any, others: Sequence[Any]) -> None:
+def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, others: Sequence[Any]) -> None:
     """Raise a ValueError, before a training, if one of Lightning's callbacks does not work in it.
 
     Parameters:
         others: the Trainer and its own callbacks. A user's class among them may evaluate, or log, at any time.
     """
-    has_functions = any(is_one_of(callback, "LambdaCallback") for callback in callbacks)
+    has_functions = any(is_lightning_class(callback, "LambdaCallback") for callback in callbacks)
     evaluates = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or not _are_known(others)
     for callback in callbacks:
         reject_unsupported_callback(callback, args, model)
@@ -176,7 +176,7 @@ def _are_known(parts: Sequence[Any]) -> bool:
 def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:
     """Raise a ValueError if an average of weights would not begin before a training of this length ends."""
     for callback in callbacks:
-        if is_one_of(callback, "EMAWeightAveraging") and not (
+        if is_lightning_class(callback, "EMAWeightAveraging") and not (
             any(callback.should_update(step_idx=step) for step in range(steps))
             or any(callback.should_update(epoch_idx=epoch) for epoch in range(min(epochs, steps)))
         ):
@@ -190,7 +190,7 @@ def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:
 def check_can_resume(callbacks: list[Any]) -> None:
     """Raise a ValueError, before a training is resumed, if a callback has state that is not in the checkpoint."""
     for callback in callbacks:
-        if is_one_of(callback, "BaseFinetuning"):
+        if is_lightning_class(callback, "BaseFinetuning"):
             raise ValueError(
                 f"A training with Lightning's {type(callback).__name__} cannot be resumed: which layers are trained is "
                 "not in the checkpoint. Load the checkpoint's model and start a new training."

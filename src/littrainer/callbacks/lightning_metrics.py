@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.callbacks.lightning_callbacks import is_one_of
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -42,7 +42,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def note_places(pl_trainer: pl.Trainer, places: list[int] | None) -> None:
+def set_batch_indices(pl_trainer: pl.Trainer, places: list[int] | None) -> None:
     """Tell writers the places of the batch that was predicted last.
 
     Lightning knows them for its own samplers only, and writers look where it would note them.
@@ -52,12 +52,12 @@ def note_places(pl_trainer: pl.Trainer, places: list[int] | None) -> None:
     """
     loop, known = pl_trainer.predict_loop, places or []
     loop.current_batch_indices = known
-    writers = [one for one in pl_trainer.callbacks if is_one_of(one, "BasePredictionWriter")]  # type: ignore[attr-defined]
+    writers = [one for one in pl_trainer.callbacks if is_lightning_class(one, "BasePredictionWriter")]  # type: ignore[attr-defined]
     if any(writer.interval.on_epoch for writer in writers):
         loop.epoch_batch_indices[0].append(known)
 
 
-class ValidationRounds:
+class DeferredValidationEnd:
     """Holds `on_validation_end` back until the metrics are known that callbacks look for in it.
 
     Lightning's loop ends before metrics are computed, and a subclass may add metrics after that. Several
@@ -97,7 +97,7 @@ class ValidationRounds:
         """
         self._end = end
 
-    def end_earlier_one(self) -> None:
+    def notify_previous_end(self) -> None:
         """Another validation of the round begins: callbacks that monitor no metric hear that the last one has ended."""
         end, self._end = self._end, None
         if end is not None:

@@ -25,7 +25,7 @@ MODEL_WEIGHTS = "the weights of the model"
 IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
-def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str, Any]:
+def collect_lightning_states(module: pl.LightningModule | None) -> dict[str, Any]:
     """Return the `state_dict()` of each Lightning callback of a training, by its `state_key`.
 
     A state that could not be loaded safely is left out, and its callback named in a warning.
@@ -34,7 +34,7 @@ def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str
     return _keep_storable(states, "state_dict()")
 
 
-def additions_of_lightning_callbacks(module: pl.LightningModule | None, global_step: int) -> dict[str, Any]:
+def collect_lightning_additions(module: pl.LightningModule | None, global_step: int) -> dict[str, Any]:
     """Return the entries that `on_save_checkpoint` of each Lightning callback adds or replaces, by its `state_key`.
 
     Entries that could not be loaded safely are left out, and their callback named in a warning.

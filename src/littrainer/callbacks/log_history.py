@@ -13,19 +13,19 @@ from littrainer.runtime.notes import listed
 TRAINING = "training"
 EVALUATION = "evaluation"
 # The entry at the end of a training has this metric and describes the whole training.
-OF_THE_WHOLE_TRAINING = "train_samples_per_second"
+END_OF_TRAINING_METRIC = "train_samples_per_second"
 RUNTIME_ENDING = "_runtime"
 # If input tokens are counted, each log has them and the runtime of the training so far.
 NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen", "train_runtime"})
 # What an evaluation logs about its cost, without its prefix.
-SPEED = "samples_per_second"
-COSTS = frozenset({"runtime", SPEED, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
+THROUGHPUT = "samples_per_second"
+COSTS = frozenset({"runtime", THROUGHPUT, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
 MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
 # Names of what is measured, which is another number in each run.
 NOT_REPEATED = re.compile(
     r"^speed/|_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu(_|$)"
 )
-MOST_NAMED = 5
+MAX_LISTED = 5
 
 
 class Point(NamedTuple):
@@ -73,7 +73,7 @@ class History:
         }
 
 
-def read_history(entries: list[Any]) -> History:
+def parse_log_history(entries: list[Any]) -> History:
     """Sort the entries of a `log_history` into curves; notes name what has no step or is no number."""
     history = History()
     sound = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
@@ -81,14 +81,14 @@ def read_history(entries: list[Any]) -> History:
         history.notes.append(
             f"{len(entries) - len(sound)} of {len(entries)} entries of log_history are left out: they have no step."
         )
-    sources = evaluation_sources(sound)
+    sources = find_evaluation_sources(sound)
     found: dict[tuple[str, str], list[Point]] = {}
     has_ended = False
     no_numbers: dict[str, None] = {}
     for entry in sound:
         epoch = entry["epoch"] if _is_number(entry.get("epoch")) and math.isfinite(entry["epoch"]) else None
         history.last_epoch = history.last_epoch if epoch is None else epoch
-        ends_training = OF_THE_WHOLE_TRAINING in entry
+        ends_training = END_OF_TRAINING_METRIC in entry
         has_ended = ends_training or (has_ended and "loss" not in entry)
         for name, value in entry.items():
             if name in ("step", "epoch") or (name in NO_METRICS and not ends_training):
@@ -103,18 +103,18 @@ def read_history(entries: list[Any]) -> History:
     # Several of one step stay in the order in which they were logged.
     history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in found.items()}
     if no_numbers:
-        history.notes.append(f"Not drawn, since they hold no number: {listed(no_numbers, MOST_NAMED)}.")
+        history.notes.append(f"Not drawn, since they hold no number: {listed(no_numbers, MAX_LISTED)}.")
     for (metric, source), points in history.curves.items():
         steps = [point.step for point in points if not math.isfinite(point.value)]
         if steps:
             times = f"{len(steps)} of {len(points)} values"
             history.notes.append(
-                f"{metric} ({source}): {times} are nan or infinite, at step {listed(steps, MOST_NAMED)}."
+                f"{metric} ({source}): {times} are nan or infinite, at step {listed(steps, MAX_LISTED)}."
             )
     return history
 
 
-def evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
+def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
     """What the names of evaluation metrics begin with -> the name of the evaluation set.
 
     Each evaluation logs its duration, `eval_runtime` or, for a dataset of a dict, `eval_NAME_runtime`.
@@ -128,7 +128,7 @@ def evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
     return sources
 
 
-def logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
+def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
     """Return what was logged, by step and name, but for times and memory, which are others in each run."""
     found: dict[tuple[int, str], Any] = {}
     for entry in entries:
@@ -174,16 +174,16 @@ ADVICE = {
 }
 
 
-def shares_of_time(logs: Mapping[str, float]) -> dict[str, float]:
+def compute_time_shares(logs: Mapping[str, float]) -> dict[str, float]:
     """Return the share of each part in the logs of `log_speed`; nothing if no time was logged."""
     seconds = {part: logs.get(f"{SPEED_PREFIX}{part}_seconds", 0.0) for part in TIME_PARTS}
     total = sum(seconds.values())
     return {part: value / total for part, value in seconds.items()} if total > 0 else {}
 
 
-def advice_on(logs: Mapping[str, float]) -> str | None:
+def suggest_speedup(logs: Mapping[str, float]) -> str | None:
     """Return one line on what to change first, from the logs of `log_speed`; None if nothing is worth it."""
-    shares = shares_of_time(logs) | {"padding": logs.get(f"{SPEED_PREFIX}padding_share", 0.0)}
+    shares = compute_time_shares(logs) | {"padding": logs.get(f"{SPEED_PREFIX}padding_share", 0.0)}
     large = [(shares[part], text) for part, (least, text) in ADVICE.items() if shares.get(part, 0.0) >= least]
     share, text = max(large, default=(0.0, ""))
     return f"{100 * share:.0f} % of {text}" if text else None

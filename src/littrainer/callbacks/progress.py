@@ -18,9 +18,9 @@ from littrainer.callbacks.state import TrainerControl, TrainerState
 from littrainer.data.loaders import has_length
 
 # Logged value -> its name at the end of the training's bar.
-AFTER_THE_BAR = {"loss": "loss", "learning_rate": "lr", f"{SPEED_PREFIX}samples_per_second": "samples/s"}
+POSTFIX_NAMES = {"loss": "loss", "learning_rate": "lr", f"{SPEED_PREFIX}samples_per_second": "samples/s"}
 # Ends the bar: tqdm's own forecast leaves out evaluations and saves.
-SECONDS_LEFT = f"{SPEED_PREFIX}seconds_left"
+REMAINING_SECONDS_KEY = f"{SPEED_PREFIX}seconds_left"
 TRAINING, SAVING = "training", "saving"
 # Prefix of metrics -> their source, as bars and lines of results name it.
 LABELS = {"eval": "evaluation", "test": "prediction"}
@@ -33,7 +33,7 @@ MAX_COLUMNS = 100
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
+def format_logs(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
     """Return logs with numbers in four digits, without `total_flos`, and with the length in place of long strings."""
     shown: dict[str, Any] = {}
     for name, value in logs.items():
@@ -46,7 +46,7 @@ def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, 
     return shown
 
 
-def label_of(prefix: str, generates: bool = False) -> str:
+def get_progress_label(prefix: str, generates: bool = False) -> str:
     """Return the label of an evaluation by the prefix of its metrics: `eval_german` is `evaluation german`.
 
     Parameters:
@@ -57,12 +57,12 @@ def label_of(prefix: str, generates: bool = False) -> str:
     return prefix if label is None else f"{label} {name}".rstrip()
 
 
-def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | None = None) -> str:
+def format_log_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | None = None) -> str:
     """Return logs as one line in columns for a terminal; if it is too wide, it continues in the next line."""
-    shown = readable(logs, max_str_len)
+    shown = format_logs(logs, max_str_len)
     # Each evaluation logs its duration.
     prefix = next((name.removesuffix("_runtime") for name in shown if name.endswith("_runtime")), "")
-    label = {"": TRAINING, "train": "finished"}.get(prefix) or label_of(prefix)
+    label = {"": TRAINING, "train": "finished"}.get(prefix) or get_progress_label(prefix)
     step = f"step{NO_BREAK}{state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
     cells = [step, f"epoch{NO_BREAK}{shown.pop('epoch', ''):<5}", f"{label:<10}"]
     for name, value in shown.items():
@@ -76,7 +76,7 @@ def result_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | No
     return line.replace(NO_BREAK, " ")
 
 
-def shows_bars(args: Any) -> bool:
+def should_show_bars(args: Any) -> bool:
     """Return whether bars are drawn: on a terminal, or because a script has set `disable_tqdm=False`."""
     # A library may pass other arguments to callbacks.
     return getattr(args, "_asked_for_bars", False) or (sys.stderr is not None and sys.stderr.isatty())
@@ -153,15 +153,15 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         """Write the logs above the bar, and loss and learning rate after it."""
         if self.training_bar is not None and logs is not None:
-            after = {name: logs[key] for key, name in AFTER_THE_BAR.items() if key in logs}
-            if SECONDS_LEFT in logs:
-                after["left"] = tqdm.format_interval(logs[SECONDS_LEFT])
+            after = {name: logs[key] for key, name in POSTFIX_NAMES.items() if key in logs}
+            if REMAINING_SECONDS_KEY in logs:
+                after["left"] = tqdm.format_interval(logs[REMAINING_SECONDS_KEY])
             if after:
-                self.training_bar.set_postfix(readable(after), refresh=False)
+                self.training_bar.set_postfix(format_logs(after), refresh=False)
             if sys.stdout is not None and sys.stdout.isatty():
-                self.training_bar.write(result_line(logs, state, self.max_str_len))
+                self.training_bar.write(format_log_line(logs, state, self.max_str_len))
             else:
-                self.training_bar.write(str(readable(logs, self.max_str_len)))
+                self.training_bar.write(str(format_logs(logs, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the training bar, and that of an interrupted evaluation."""
@@ -172,7 +172,7 @@ class ProgressCallback(TrainerCallback):
         self._close_bars()
 
     def _new_bar(self, args: Any, total: int, label: str, **keywords: Any) -> Any:
-        if not shows_bars(args):
+        if not should_show_bars(args):
             keywords["disable"] = True
         return tqdm(total=total, desc=label, dynamic_ncols=True, **keywords)
 
@@ -193,7 +193,7 @@ class ProgressCallback(TrainerCallback):
             self.prediction_bar = None
 
 
-def name_evaluation(callbacks: Iterable[Any], label: str) -> None:
+def label_evaluation_bar(callbacks: Iterable[Any], label: str) -> None:
     """Set the label of the next evaluation in the bars among callbacks."""
     for callback in callbacks:
         if isinstance(callback, ProgressCallback):
@@ -213,10 +213,10 @@ class PrinterCallback(TrainerCallback):
         # and scripts write what is left to their results files.
         logs.pop("total_flos", None)
         if state.is_local_process_zero:
-            print(readable(logs))
+            print(format_logs(logs))
 
 
-def in_notebook() -> bool:
+def is_in_notebook() -> bool:
     """Return whether this is a notebook that shows HTML: a Jupyter kernel, Colab, or marimo with IPython."""
     if "marimo" in sys.modules:
         return importlib.util.find_spec("IPython") is not None
@@ -226,7 +226,7 @@ def in_notebook() -> bool:
 
 def default_progress_callback() -> type[Any]:
     """Return the class that shows progress here: in a notebook transformers' table, if transformers is installed."""
-    if in_notebook():
+    if is_in_notebook():
         with suppress(ImportError):
             from transformers.utils.notebook import NotebookProgressCallback
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.notes import kind_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class TrainerState:
         if self.log_history is None:
             self.log_history = []
         if not isinstance(self.stateful_callbacks, dict):
-            self.stateful_callbacks = exported_states(self.stateful_callbacks or [])
+            self.stateful_callbacks = export_states(self.stateful_callbacks or [])
 
     def save_to_json(self, json_path: str) -> None:
         """Write the state to a JSON file in an existing folder, completely or not at all.
@@ -131,7 +131,7 @@ class TrainerState:
         Raises:
             OSError: it cannot be written.
         """
-        write_whole(json_path, self.to_json())
+        write_atomically(json_path, self.to_json())
 
     def to_json(self) -> str:
         """Return the state as the text of that file."""
@@ -221,7 +221,7 @@ def is_exportable(callback: Any) -> bool:
     return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 
-def exported_states(callbacks: list[Any]) -> dict[str, Any]:
+def export_states(callbacks: list[Any]) -> dict[str, Any]:
     """Return the states of callbacks by class name; several of one class become a list."""
     states: dict[str, list[Any]] = {}
     for callback in callbacks:

@@ -20,20 +20,20 @@ from tqdm import tqdm
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.handler import DefaultFlowCallback
-from littrainer.callbacks.lightning_callbacks import is_one_of
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, format_error, format_seconds, make_finding
 from littrainer.check.rows import LABELS, RowSummary, can_select, select_rows, summarize_rows
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data.columns import accepted_columns
+from littrainer.data.columns import find_accepted_columns
 from littrainer.distributed.collectives import barrier, barrier_with_timeout, broadcast_object, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.evaluation import generation
 from littrainer.lightning.trial_steps import check_can_try, restore_trainer_after, strip_to_bare_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.overrides import find_overrides
 from littrainer.runtime.notes import END, EVALUATION, PART, SAVE
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.tracking.base import TrackerCallback
 
@@ -49,7 +49,7 @@ TRAINING_DATA = "train_dataset"
 # A trial evaluates and saves at its first optimizer steps: twice, since the first time takes longer.
 STEPS_WITH_EVENTS = 2
 # Arguments for the length of a trial; `TrialSteps` starts evaluations and saves.
-ARGUMENTS_OF_TRIAL: dict[str, Any] = {
+TRIAL_ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout")),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
     "push_to_hub": False,
@@ -103,7 +103,7 @@ class TrialSteps(TrainerCallback):
         control.should_training_stop = self.is_over
 
 
-def schedule_of(part: str, args: Any, state: Any) -> tuple[int, float | None]:
+def get_schedule(part: str, args: Any, state: Any) -> tuple[int, float | None]:
     """Return after how many optimizer steps, and minutes, a training repeats a part; 0 for never."""
     strategy, interval, minutes = args.eval_strategy, state.eval_steps, args.eval_minutes
     if part == SAVE and args.save_strategy != SaveStrategy.BEST:
@@ -115,14 +115,14 @@ def schedule_of(part: str, args: Any, state: Any) -> tuple[int, float | None]:
     return interval if strategy == IntervalStrategy.STEPS else math.ceil(state.max_steps / epochs), minutes
 
 
-def first_time(part: str, args: Any, steps: TrialSteps) -> str:
+def describe_first_time(part: str, args: Any, steps: TrialSteps) -> str:
     """Return when a training first reaches a part; without a strategy the script calls for it."""
     state = steps.state
     if part == END:
         return "when all steps are done"
     if state is None or part == STEP:
         return f"at optimizer step {len(steps.step_ends) + 1:,}"
-    every, minutes = schedule_of(part, args, state)
+    every, minutes = get_schedule(part, args, state)
     if every:
         return f"at optimizer step {min(every, state.max_steps):,} of {state.max_steps:,}"
     return f"after {minutes:g} minutes" if minutes else f"at a call of {'save_model' if part == SAVE else 'evaluate'}()"
@@ -174,7 +174,7 @@ class TrainingCheck:
             # On the disk of output_dir, which all processes see; not in a folder that is uploaded.
             output = Path(self.args.output_dir).absolute()
             folders = (path for path in (*output.parents[:1], output, *output.parents) if os.access(path, os.W_OK))
-            near = next(path for path in folders if address_of(path / "trial") is None)
+            near = next(path for path in folders if get_remote_url(path / "trial") is None)
             is_first = self.args.process_index == 0
             self.folder = tempfile.mkdtemp(prefix=".littrainer_check_", dir=near) if is_first else ""
         self.folder = broadcast_object(self.folder)
@@ -203,8 +203,8 @@ class TrainingCheck:
 
     def _check_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
-        columns = accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
-        has_own_loss = trainer.compute_loss_func is not None or bool(own_methods(trainer, ("compute_loss",)))
+        columns = find_accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
+        has_own_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
             about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
@@ -240,12 +240,14 @@ class TrainingCheck:
             ):
                 vars(trainer).update({"eval_dataset": self._few_rows()} if rows is None else {TRAINING_DATA: rows})
                 folders = {"output_dir": self.folder, "logging_dir": f"{self.folder}/runs"}
-                arguments = ARGUMENTS_OF_TRIAL | folders | changed
+                arguments = TRIAL_ARGUMENTS | folders | changed
                 strip_to_bare_training(self.args, trainer.lightning_keywords, **arguments)
                 if self.limits_evaluation:
                     trainer.lightning_keywords["limit_val_batches"] = MAX_BATCHES
                 kept = trainer.lightning_callbacks if rows is None else []
-                trainer.lightning_callbacks[:] = [entry for entry in kept if not is_one_of(entry, "Checkpoint")]
+                trainer.lightning_callbacks[:] = [
+                    entry for entry in kept if not is_lightning_class(entry, "Checkpoint")
+                ]
                 others = (TrackerCallback, PrinterCallback, ProgressCallback, default_progress_callback())
                 kept = [entry for entry in callbacks if not isinstance(entry, others)]
                 trainer.callback_handler.callbacks = [*(kept if rows is None else [DefaultFlowCallback()]), steps]
@@ -256,7 +258,7 @@ class TrainingCheck:
 
     def _few_rows(self) -> Any:
         """Return the evaluation data with few batches, each as in the whole: first, notable and last ones."""
-        few, has_own_loader = {}, own_methods(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
+        few, has_own_loader = {}, find_overrides(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
         for name, dataset in self.eval_datasets.items():
             summary, size = self.rows.get(name), self.eval_batch_size
             if summary is None or has_own_loader:
@@ -298,7 +300,7 @@ class TrainingCheck:
             if part == EVALUATION and self._can_evaluate_all(steps):
                 self.evaluates_all = True
                 continue
-            self._fail(part, error, first_time(part, args, steps))
+            self._fail(part, error, describe_first_time(part, args, steps))
             # A later step that fails is most often one of a batch with a rare row, which `_try_rows` looks for.
             is_early = part == STEP and len(steps.step_ends) <= STEPS_WITH_EVENTS
             if self.report.is_interrupted or is_early or (part not in parts and part != END):
@@ -337,7 +339,7 @@ class TrainingCheck:
             problem = f"no checkpoint was written after an evaluation: {best}"
             if self.checkpoint is not None:
                 problem = " ".join(damage_in(self.checkpoint))
-            when = first_time(SAVE, self.args, steps)
+            when = describe_first_time(SAVE, self.args, steps)
             yield make_finding(SAVE, "a checkpoint was written and verified", problem, when)
         elif SAVE in parts:
             yield make_finding(SAVE, "save_model() wrote the model")
@@ -374,7 +376,7 @@ class TrainingCheck:
         longest = summary.longest(trainer.get_total_train_batch_size(self.args))
         if not longest or self.report.is_interrupted:
             return
-        if own_methods(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
+        if find_overrides(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
             self.findings.append(Finding(NOTE, "longest batch", "it was not tried, since the script makes its batches"))
             return
         size = self.args.train_batch_size * data_parallel_size(self.args)
@@ -420,14 +422,16 @@ class TrainingCheck:
         trainer, config = self.trainer, cast("Any", getattr(self.trainer.model, "generation_config", None))
         summaries = {name: self.rows[name] for name in self.eval_datasets if name in self.rows}
         lengths = {name: max(summary.lengths.values()) for name, summary in summaries.items() if summary.lengths}
-        generates = generation.is_asked_for(self.args) and trainer.compute_metrics is not None and config is not None
+        generates = (
+            generation.is_generation_requested(self.args) and trainer.compute_metrics is not None and config is not None
+        )
         if not (generates and lengths and steps.evaluates) or self.limits_evaluation or self.report.is_interrupted:
             return
         name = max(lengths, key=lengths.__getitem__)
         rows = select_rows(self.eval_datasets[name], summaries[name].longest(self.eval_batch_size))
         wanted = {"min_new_tokens": config.max_new_tokens}
         if config.max_new_tokens is None:
-            length = generation.keywords_of_a_call(self.args, {}).get("max_length")
+            length = generation.merge_generation_keywords(self.args, {}).get("max_length")
             wanted = {"min_length": length or config.max_length or DEFAULT_MAX_TOKENS}
         about = ", ".join(f"{setting}={value}" for setting, value in wanted.items())
 
@@ -468,7 +472,7 @@ class TrainingCheck:
         seconds = steps.step_ends[0] - steps.start + (state.max_steps - 1) * (step or 0)
         counts = []
         for part in (EVALUATION, SAVE):
-            every, minutes = schedule_of(part, args, state)
+            every, minutes = get_schedule(part, args, state)
             by_steps = math.ceil(state.max_steps / every) if every else 0
             counts.append(by_steps + int(seconds / 60 / (minutes or math.inf)))
         evaluations, saves = counts[0] + bool(args.eval_on_start), counts[1]

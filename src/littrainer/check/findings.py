@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
-from littrainer.checkpoint.retention import OF_A_RESUME
+from littrainer.checkpoint.retention import RESUME_FILE
 from littrainer.hub.repository import advise, choose_token, describe_error, repository_name
 from littrainer.tracking.base import TrackerCallback
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PASSED, NOTE, FAILS = "passed", "note", "would fail"
 # Where no code of the user is; words of an error may show a whole batch.
-OTHERS, MOST_LETTERS = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])), 600
+OTHERS, MAX_ERROR_CHARACTERS = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])), 600
 # Tracker -> variables of the environment and files, one of which says how it signs in or that it need not; and what to
 # do if there is none.
 LOGINS = {
@@ -94,7 +94,7 @@ class CheckReport:
 def format_error(error: BaseException) -> str:
     """Return what an error says: its kind, its words and notes, and the line of the user's code that it came from."""
     said = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
-    lines = [textwrap.shorten(str(one), MOST_LETTERS, placeholder=" ...") for one in said]
+    lines = [textwrap.shorten(str(one), MAX_ERROR_CHARACTERS, placeholder=" ...") for one in said]
     users = ""
     for at in traceback.extract_tb(error.__traceback__):
         if not at.filename.startswith(OTHERS) and "site-packages" not in at.filename:
@@ -110,7 +110,7 @@ def format_seconds(number: float) -> str:
 def check_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding:
     """Say whether the disk that a checkpoint is on has room for those of all saves that will lie there at one time."""
     sizes = {path.relative_to(checkpoint): path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()}
-    of_resumes = sum(size for path, size in sizes.items() if OF_A_RESUME.fullmatch(path.parts[0]))
+    of_resumes = sum(size for path, size in sizes.items() if RESUME_FILE.fullmatch(path.parts[0]))
     whole, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
     if args.save_total_limit_best is not None and (args.save_total_limit is None or limit > 0):
         limit, best = limit or 1, args.save_total_limit_best
@@ -161,4 +161,4 @@ def check_tracker_logins(callbacks: Iterable[Any]) -> Iterator[Finding]:
             if places and not any(one in os.environ or Path(one).expanduser().exists() for one in places.split()):
                 status = NOTE
                 text = f"no login was found, and nothing would be reported: {remedy}, or set {places.split()[0]}"
-            yield Finding(status, callback.shown_name, text)
+            yield Finding(status, callback.display_name, text)

@@ -15,33 +15,33 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from littrainer.checkpoint.checksums import MANIFEST_NAME, ManifestBuilder, files_in, fsync_paths, readable_manifest
+from littrainer.checkpoint.checksums import MANIFEST_NAME, ManifestBuilder, fsync_paths, list_files, readable_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
 
-UNFINISHED_DIR = ".unfinished"
-DELETED = ".deleted"
+STAGING_DIR = ".unfinished"
+DELETED_SUFFIX = ".deleted"
 # Before the rank of a process that writes its part of a checkpoint into a folder of its own.
-PART = ".process"
-FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
+RANK_SUFFIX = ".process"
+TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 # Deleted first: a folder without both is never taken for a checkpoint.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
-IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
+STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")
 # Entries of this package in `.unfinished`; all others stay.
-OWN_ENTRY = re.compile(rf".+-\d+({re.escape(DELETED)}|{re.escape(PART)}\d+)?")
+STAGING_ENTRY = re.compile(rf".+-\d+({re.escape(DELETED_SUFFIX)}|{re.escape(RANK_SUFFIX)}\d+)?")
 
 
 class DiskFull(OSError):
     """The disk had no space for a checkpoint; the message names the checkpoint, the file and the free space."""
 
 
-def name_final_folder(record: logging.LogRecord) -> bool:
+def rewrite_staging_paths(record: logging.LogRecord) -> bool:
     """Let a logged message name the final folder of a checkpoint; a filter, which keeps each record."""
     text = record.getMessage()
-    if UNFINISHED_DIR in text:
-        record.msg, record.args = IN_STAGING.sub("", text), ()
+    if STAGING_DIR in text:
+        record.msg, record.args = STAGING_PATH.sub("", text), ()
     return True
 
 
@@ -54,21 +54,21 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
     Raises:
         DiskFull: the disk is full.
     """
-    unfinished = final.parent / UNFINISHED_DIR
+    unfinished = final.parent / STAGING_DIR
     folder = unfinished / final.name
     builder, is_complete = ManifestBuilder(folder), False
     handlers = [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]
     # A new object, which another save does not remove.
-    log_filter = functools.partial(name_final_folder)
+    log_filter = functools.partial(rewrite_staging_paths)
     for handler in handlers:
         handler.addFilter(log_filter)
     try:
-        with naming_full_disk(folder, final):
+        with explain_full_disk(folder, final):
             delete_folder(folder)
             folder.mkdir(parents=True)
             yield builder
-            _keep_users_files(final, folder)
-            builder.complete(1 + max((sequence_of(other) or 0 for other in _siblings(final)), default=0))
+            _copy_user_files(final, folder)
+            builder.complete(1 + max((read_sequence(other) or 0 for other in _list_siblings(final)), default=0))
             is_complete = True
             _move_into_place(folder, final)
     except BaseException:
@@ -92,16 +92,16 @@ def staged_folder(final: Path) -> Iterator[Path]:
         yield builder.folder
 
 
-def clean_unfinished(run_dir: Path) -> None:
+def clean_staging_dir(run_dir: Path) -> None:
     """Remove what a killed run left half-written or half-deleted, and rename the folders that were complete.
 
     No other run may write to the folder.
     """
-    unfinished = run_dir / UNFINISHED_DIR
+    unfinished = run_dir / STAGING_DIR
     if not unfinished.is_dir():
         return
     for entry in sorted(unfinished.iterdir()):
-        match = OWN_ENTRY.fullmatch(entry.name)
+        match = STAGING_ENTRY.fullmatch(entry.name)
         if match is None:
             continue
         final = run_dir / entry.name
@@ -118,9 +118,9 @@ def clean_unfinished(run_dir: Path) -> None:
     remove_if_empty(unfinished)
 
 
-def set_aside(folder: Path) -> Path:
+def move_aside(folder: Path) -> Path:
     """Move a folder to a path at which it is not taken for a checkpoint, and return the path."""
-    aside = folder.parent / UNFINISHED_DIR / f"{folder.name}{DELETED}"
+    aside = folder.parent / STAGING_DIR / f"{folder.name}{DELETED_SUFFIX}"
     aside.parent.mkdir(exist_ok=True)
     try:
         delete_folder(aside)
@@ -136,9 +136,9 @@ def set_aside(folder: Path) -> Path:
     return aside
 
 
-def set_aside_and_delete(folder: Path) -> None:
+def delete_atomically(folder: Path) -> None:
     """Delete a checkpoint so that no half of it is ever found under its name."""
-    aside = set_aside(folder)
+    aside = move_aside(folder)
     try:
         delete_folder(aside)
     finally:
@@ -168,7 +168,7 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def sequence_of(folder: str | Path) -> int | None:
+def read_sequence(folder: str | Path) -> int | None:
     """Return the position of a checkpoint in the order of writing; None if it has no readable manifest."""
     return readable_manifest(Path(folder)).sequence
 
@@ -181,7 +181,7 @@ def _move_into_place(folder: Path, final: Path) -> None:
     aside = None
     try:
         if os.path.lexists(final):
-            aside = set_aside(final)
+            aside = move_aside(final)
         os.rename(folder, final)
     except BaseException:
         if aside is not None and aside.exists() and not final.exists():
@@ -192,7 +192,7 @@ def _move_into_place(folder: Path, final: Path) -> None:
         delete_or_warn(aside)
 
 
-def _keep_users_files(earlier: Path, folder: Path) -> None:
+def _copy_user_files(earlier: Path, folder: Path) -> None:
     """Copy files that a user put into the folder that is replaced; those of the earlier checkpoint are outdated."""
     if not os.path.isdir(earlier):
         return
@@ -201,13 +201,13 @@ def _keep_users_files(earlier: Path, folder: Path) -> None:
         return
     # The CheckpointManager of transformers marks the folder so before it saves.
     outdated = {"checkpoint-is-incomplete.txt", *manifest.files}
-    for name in files_in(earlier):
+    for name in list_files(earlier):
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(earlier / name, folder / name)
 
 
-def _siblings(final: Path) -> list[str]:
+def _list_siblings(final: Path) -> list[str]:
     try:
         with os.scandir(final.parent) as entries:
             return [entry.path for entry in entries if "-" in entry.name and entry.is_dir()]
@@ -220,14 +220,14 @@ def _siblings(final: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
+def explain_full_disk(folder: Path, final: Path) -> Iterator[None]:
     """Turn an error of the block that comes of a full disk into a DiskFull; `final` is written in `folder`."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, DiskFull) or not _is_disk_full(error):
             raise
-        files = [folder / name for name in files_in(folder)]
+        files = [folder / name for name in list_files(folder)]
         last = max(files, key=lambda path: path.stat().st_mtime_ns, default=folder)
         if isinstance(error, OSError) and error.filename:
             last = Path(os.fsdecode(error.filename))
@@ -249,4 +249,4 @@ def _is_disk_full(error: BaseException) -> bool:
     text = f"{error} {error.__context__}"
     if any(os.strerror(number) in text for number in DISK_FULL_ERRORS):
         return True
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in FAILED_WRITES_OF_TORCH)
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in TORCH_WRITE_ERRORS)

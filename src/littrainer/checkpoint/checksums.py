@@ -21,11 +21,11 @@ from typing import Any
 from littrainer.checkpoint.weights import WEIGHT_FILE
 
 MANIFEST_NAME = "littrainer_manifest.json"
-UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
-MANIFEST_NAMES = (MANIFEST_NAME, UNFINISHED_MANIFEST_NAME)
+STAGED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
+MANIFEST_NAMES = (MANIFEST_NAME, STAGED_MANIFEST_NAME)
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
-BYTES_AT_A_TIME = 1 << 20
+CHUNK_BYTES = 1 << 20
 # A thread costs more than it saves for a smaller one.
 MIN_LARGE_FILE_BYTES = 1 << 22
 MANIFEST_THREADS = 4
@@ -68,7 +68,7 @@ class Manifest:
 
 
 # The manifests that this process wrote or read, by the stamps of their files, which stay if a folder is renamed.
-_known: dict[Stamp, Manifest] = {}
+_manifest_cache: dict[Stamp, Manifest] = {}
 
 
 # ---- Files and manifests ---------------------------------------------------------------------------------------------
@@ -78,14 +78,14 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
     """Read a file and sum it up."""
     size = crc32 = 0
     with open(path, "rb", buffering=0) as file:
-        buffer = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, BYTES_AT_A_TIME)))
+        buffer = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, CHUNK_BYTES)))
         while count := file.readinto(buffer):
             size += count
             crc32 = zlib.crc32(buffer[:count], crc32)
     return FileRecord(size, crc32)
 
 
-def files_in(folder: Path, with_links: bool = False) -> list[str]:
+def list_files(folder: Path, with_links: bool = False) -> list[str]:
     """Return the paths of the files that a manifest lists; `with_links` those of a downloaded folder's links too."""
     return [name for name, _ in _entries_in(folder, with_links)]
 
@@ -125,29 +125,29 @@ def write_manifest(
         content["is_thinned"] = True
     text = json.dumps(content, sort_keys=True)
     own = json.dumps({"crc32": _checksum_of(text)})
-    unfinished = os.path.join(folder, UNFINISHED_MANIFEST_NAME)
+    unfinished = os.path.join(folder, STAGED_MANIFEST_NAME)
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(f"{text[:-1]}, {own[1:]}\n")
         file.flush()
         os.fsync(file.fileno())
         stamp = _stamp(os.fstat(file.fileno()))
     os.replace(unfinished, os.path.join(folder, MANIFEST_NAME))
-    if len(_known) >= MAX_CACHED_MANIFESTS:
-        _known.clear()
-    _known[stamp] = Manifest(dict(files), sequence, weights_are_finite, is_thinned)
+    if len(_manifest_cache) >= MAX_CACHED_MANIFESTS:
+        _manifest_cache.clear()
+    _manifest_cache[stamp] = Manifest(dict(files), sequence, weights_are_finite, is_thinned)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest of a folder; None if there is none, a DamagedManifest if it is not as it was written."""
     try:
-        return parsed_manifest((folder / MANIFEST_NAME).read_bytes())
+        return parse_manifest((folder / MANIFEST_NAME).read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DamagedManifest(f"{MANIFEST_NAME} cannot be read ({error})") from error
 
 
-def parsed_manifest(text: bytes) -> Manifest:
+def parse_manifest(text: bytes) -> Manifest:
     """Return the manifest in a file; it raises DamagedManifest if the file is not as it was written."""
     try:
         content = json.loads(text)
@@ -173,9 +173,9 @@ def readable_manifest(folder: Path) -> Manifest:
     """
     with suppress(OSError, DamagedManifest):
         stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
-        if stamp not in _known:
-            _known[stamp] = read_manifest(folder) or Manifest({})
-        return _known[stamp]
+        if stamp not in _manifest_cache:
+            _manifest_cache[stamp] = read_manifest(folder) or Manifest({})
+        return _manifest_cache[stamp]
     return Manifest({})
 
 
@@ -186,8 +186,8 @@ def _checksum_of(text: str) -> str:
 # ---- Complete files, hashed and flushed to the disk; large files while the next one is written -----------------------
 
 
-def stamps_in(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
-    """Return the stamps of all files in `files_in`."""
+def stat_files(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
+    """Return the stamps of all files in `list_files`."""
     return {name: _stamp(entry.stat()) for name, entry in _entries_in(folder, with_links)}
 
 
@@ -224,7 +224,7 @@ class ManifestBuilder:
 
     def add_large_files(self) -> dict[str, Stamp]:
         """Begin to hash and flush large files that are new or written again; return the stamps of all files."""
-        stamps = stamps_in(self.folder)
+        stamps = stat_files(self.folder)
         for name, stamp in stamps.items():
             if stamp[0] >= MIN_LARGE_FILE_BYTES and (name not in self._large or self._large[name][0] != stamp):
                 path = os.path.join(self.folder, name)
@@ -255,7 +255,7 @@ class ManifestBuilder:
         self._threads.shutdown(cancel_futures=True)
 
 
-def note_changes(folder: Path) -> None:
+def update_manifest(folder: Path) -> None:
     """Update the manifest with files that a user's code added, changed or deleted since it was written."""
     manifest = readable_manifest(folder)
     if manifest.sequence is None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.checksums import MANIFEST_NAME, files_in, readable_manifest
+from littrainer.checkpoint.checksums import MANIFEST_NAME, list_files, readable_manifest
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
@@ -23,9 +23,15 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     checkpoint_step,
 )
-from littrainer.checkpoint.remote import fetch_checkpoint
-from littrainer.checkpoint.store import store_of
-from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, last_intact, missing_from, refuse_damage
+from littrainer.checkpoint.remote import download_checkpoint
+from littrainer.checkpoint.store import get_store
+from littrainer.checkpoint.verification import (
+    damage_in,
+    find_last_intact,
+    find_missing,
+    get_last_checkpoint,
+    refuse_damage,
+)
 from littrainer.distributed.collectives import (
     all_gather_object,
     broadcast_object,
@@ -33,9 +39,9 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import TRAININGS, rank, reports_folder
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import address_of, local_folder
+from littrainer.distributed.environment import TRAININGS, get_reports_folder, rank
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -52,15 +58,15 @@ READ_BY = {
 AUTO = "auto"
 # The folder of a pushed checkpoint on the Hub, and in a download of it.
 LAST_CHECKPOINT = "last-checkpoint"
-SEES_NONE = "finds no such folder"
+NO_SUCH_FOLDER = "finds no such folder"
 # Numbers the trainings of this process.
 _trainings = itertools.count()
 
 
-def checkpoint_for_all(
+def choose_checkpoint(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
-    """Do what `checkpoint_to_resume` does, with one result for all processes: the first one chooses and verifies.
+    """Do what `find_checkpoint_to_resume` does, with one result for all processes: the first one chooses and verifies.
 
     If a node has its checkpoints on another disk, its first process verifies there. If the newest one is
     damaged on any disk, all processes skip it.
@@ -69,7 +75,7 @@ def checkpoint_for_all(
         ValueError: there is none, it is damaged, or some processes cannot see it; these are named.
     """
     if not is_distributed():
-        return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
+        return find_checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
     resumes = all_gather_object(bool(resume_from_checkpoint))
     if len(set(resumes)) > 1:
         raise ValueError(
@@ -83,7 +89,7 @@ def checkpoint_for_all(
     def choose() -> Path | None:
         if args.process_index != 0:
             return None
-        return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, skipped)
+        return find_checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, skipped)
 
     while True:
         chosen: list[Path | None] = []
@@ -94,9 +100,9 @@ def checkpoint_for_all(
         folder, identity = broadcast_object((chosen[0], identity))
         if folder is None or identity is None:
             return None
-        if address_of(folder) is not None:
+        if get_remote_url(folder) is not None:
             # A node with another disk downloads it too.
-            fetch = functools.partial(fetch_checkpoint, folder)
+            fetch = functools.partial(download_checkpoint, folder)
             with raise_on_all_ranks(f"downloading {folder}"):
                 run_with_keepalive(fetch if args.local_process_index == 0 else lambda: None)
         problems = all_gather_object(_problem(folder, identity, args))
@@ -105,7 +111,7 @@ def checkpoint_for_all(
             return folder
         if not takes_newest:
             raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
-        if SEES_NONE in text:
+        if NO_SUCH_FOLDER in text:
             raise ValueError(
                 f"The newest checkpoint of the first process is {os.path.abspath(folder)}. {text} Write checkpoints to "
                 "a disk that all nodes share, copy the folder to the others, or train with save_on_each_node=True."
@@ -115,7 +121,7 @@ def checkpoint_for_all(
         skipped.add(folder.name)
 
 
-def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
+def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
     """Return what a training resumes from: after a restart by `littrainer run` the newest checkpoint that it wrote.
 
     Trainings are known by their order in the script, since a script may name its folder by the time. What the folder
@@ -124,7 +130,7 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
     Parameters:
         resume_from_checkpoint: what the script says, which holds if there is no such checkpoint.
     """
-    if reports_folder() is None or TRAININGS not in os.environ:
+    if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
     number = str(next(_trainings))
     with raise_on_all_ranks("looking for the checkpoint to go on from"):
@@ -134,19 +140,19 @@ def resumed_after_restart(resume_from_checkpoint: str | bool | None, output_dir:
             # Folder -> the checkpoints that it held when the training first began there.
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
             for folder, before in reversed(folders.items()):
-                now = checkpoints_in(folder)
+                now = identify_checkpoints(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
-                newest = last_intact(folder, earlier) if now else None
+                newest = find_last_intact(folder, earlier) if now else None
                 if newest is not None:
                     logger.warning("Started again, and goes on from the checkpoint %s.", newest)
                     resume_from_checkpoint = newest
                     break
-            folders.setdefault(os.path.abspath(output_dir), checkpoints_in(output_dir))
-            write_whole(file, json.dumps(trainings))
+            folders.setdefault(os.path.abspath(output_dir), identify_checkpoints(output_dir))
+            write_atomically(file, json.dumps(trainings))
     return broadcast_object(resume_from_checkpoint)
 
 
-def checkpoints_in(folder: str | Path) -> dict[str, list[int]]:
+def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
     """Return the checkpoints in a folder by name, each with what tells it from another one: its manifest, if any."""
     found = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     for path in found:
@@ -164,20 +170,20 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -> str | None:
     if not folder.is_dir():
-        return f"{socket.gethostname()} {SEES_NONE}."
+        return f"{socket.gethostname()} {NO_SUCH_FOLDER}."
     if args.local_process_index != 0 or _identity(folder) == identity:
         return None
     damage = damage_in(folder)
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 
-def needed_to_resume(own_methods: Collection[str]) -> tuple[str, ...]:
+def get_required_files(own_methods: Collection[str]) -> tuple[str, ...]:
     """Return the files that a checkpoint has to hold, without what the methods that a subclass overrides read."""
     its_own = {name for method in own_methods for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
 
 
-def checkpoint_to_resume(
+def find_checkpoint_to_resume(
     resume_from_checkpoint: str | bool | None,
     output_dir: str,
     needed: Sequence[str] = NEEDED_TO_RESUME,
@@ -208,20 +214,20 @@ def checkpoint_to_resume(
             return None
         if newest is None:
             raise ValueError(
-                f"No valid checkpoint found in output directory ({address_of(output_dir) or output_dir}): "
+                f"No valid checkpoint found in output directory ({get_remote_url(output_dir) or output_dir}): "
                 f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. "
                 "Start without resuming, or give the checkpoint's folder."
             )
         path = newest
     folder = Path(local := local_folder(str(path)))
     if local != str(path):
-        fetch_checkpoint(folder)
+        download_checkpoint(folder)
     if not folder.is_dir():
         advice = "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
         if str(path).lower() in ("true", "false"):
             advice = f"{path!r} is text: write {str(path).capitalize()} without quotes."
         raise ValueError(
-            f"Can't find a valid checkpoint at {address_of(folder) or folder}: there is no such folder. {advice}"
+            f"Can't find a valid checkpoint at {get_remote_url(folder) or folder}: there is no such folder. {advice}"
         )
     manifest = readable_manifest(folder)
     if manifest.is_thinned:
@@ -230,7 +236,7 @@ def checkpoint_to_resume(
             f"from it. Resume from {get_last_checkpoint(folder.parent) or 'a complete one'}, or load its model with "
             "from_pretrained."
         )
-    if missing := missing_from(set(files_in(folder, with_links=True)), needed):
+    if missing := find_missing(set(list_files(folder, with_links=True)), needed):
         advice = "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
         if (inner := next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)) is not None:
             advice = f"There are checkpoints in it: give one of these, such as {inner}."
@@ -244,6 +250,6 @@ def checkpoint_to_resume(
     if manifest.weights_are_finite is False:
         advice = "Training does not heal them; resume_from_checkpoint=True takes the newest checkpoint where all are."
         logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
-    if (remote := store_of(folder.parent).remote) is not None:
-        remote.continue_from(folder.name)
+    if (remote := get_store(folder.parent).remote) is not None:
+        remote.on_resume(folder.name)
     return folder

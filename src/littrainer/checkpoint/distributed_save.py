@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from littrainer.checkpoint.atomic_write import PART, UNFINISHED_DIR, delete_folder, remove_if_empty
-from littrainer.checkpoint.checksums import files_in
-from littrainer.checkpoint.store import not_writable
+from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR, delete_folder, remove_if_empty
+from littrainer.checkpoint.checksums import list_files
+from littrainer.checkpoint.store import make_unwritable_error
 from littrainer.distributed.collectives import all_gather_object, barrier, is_distributed, raise_on_all_ranks
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROBE = ".littrainer_disk_"
+PROBE_PREFIX = ".littrainer_disk_"
 # Another node's file may take so long to be visible on a shared disk.
 MAX_FILE_DELAY_S = 1.0
 
@@ -53,7 +53,7 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
         return WriterRole(0, args.should_save, False, False)
     rank = args.process_index
     may_write = args.should_save or rank == 0
-    probe = run_dir / f"{PROBE}{uuid.uuid4().hex}"
+    probe = run_dir / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     try:
         with raise_on_all_ranks(f"preparing {run_dir} for checkpoints"):
             if may_write:
@@ -61,11 +61,11 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
                     run_dir.mkdir(parents=True, exist_ok=True)
                     probe.touch()
                 except OSError as error:
-                    raise not_writable(run_dir, error) from error
+                    raise make_unwritable_error(run_dir, error) from error
         probes = {
             other: name for other, name in enumerate(all_gather_object(probe.name if may_write else None)) if name
         }
-        writer = _first_visible(run_dir, probes)
+        writer = _find_first_visible(run_dir, probes)
         is_writer = writer == rank
         has_own_folder = writer is None or (may_write and not is_writer)
         roles = all_gather_object((is_writer, has_own_folder))
@@ -90,7 +90,7 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
     return WriterRole(writer, is_writer, has_own_folder, any(has_own for _, has_own in roles))
 
 
-def _first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
+def _find_first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
     first = min(probes)
     deadline = time.monotonic() + MAX_FILE_DELAY_S
     while not (run_dir / probes[first]).exists() and time.monotonic() < deadline:
@@ -99,9 +99,9 @@ def _first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
 
 
 @contextlib.contextmanager
-def folder_for_part(final: Path, rank: int) -> Iterator[Path]:
+def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
     """Make the folder in which a process writes its part of a checkpoint, and delete it after the block."""
-    folder = final.parent / UNFINISHED_DIR / f"{final.name}{PART}{rank}"
+    folder = final.parent / STAGING_DIR / f"{final.name}{RANK_SUFFIX}{rank}"
     delete_folder(folder)
     folder.mkdir(parents=True)
     try:
@@ -113,12 +113,12 @@ def folder_for_part(final: Path, rank: int) -> Iterator[Path]:
 
 def send_to_writer(folder: Path, role: WriterRole, action: str) -> None:
     """Send the files that each process wrote into its folder to the process that completes the checkpoint."""
-    names = all_gather_object(sorted(files_in(folder)))
+    names = all_gather_object(sorted(list_files(folder)))
     contents: dict[str, bytes] = {}
     with raise_on_all_ranks(action):
         if role.has_own_folder:
             existing = set(names[role.writer or 0])
-            contents = {name: (folder / name).read_bytes() for name in files_in(folder) if name not in existing}
+            contents = {name: (folder / name).read_bytes() for name in list_files(folder) if name not in existing}
     sent = all_gather_object((role.writer or 0, contents))
     with raise_on_all_ranks(action):
         for receiver, files in sent if role.is_writer else ():

@@ -34,7 +34,7 @@ class HostCopies:
             torch.cuda.synchronize(device)
         return copied
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Nobody reads the copies made so far any more."""
         for kind, buffer in self._in_use:
             self._idle.setdefault(kind, []).append(buffer)

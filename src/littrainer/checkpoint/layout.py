@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
 # A longer number fits into no file system's names.
@@ -24,9 +24,9 @@ SCALER_NAME = "scaler.pt"
 RANDOM_STATE_NAME = "rng_state.pth"
 # Instead of optimizer.pt, and of files of weights: what is written where each process writes its part. Patterns.
 # Files of DeepSpeed's engine.
-ENGINE_PARTS = "global_step*/*"
-OPTIMIZER_PARTS = ("optimizer.bin", "optimizer_0/*", ENGINE_PARTS)
-WEIGHT_PARTS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_PARTS)
+ENGINE_SHARDS = "global_step*/*"
+OPTIMIZER_SHARDS = ("optimizer.bin", "optimizer_0/*", ENGINE_SHARDS)
+WEIGHT_SHARDS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_SHARDS)
 # Ours: what exact resuming needs besides the files of transformers.
 RESUME_RECORD_NAME = "littrainer_resume.pt"
 # Ours, in the run's folder: its arguments as text that `littrainer report` shows.
@@ -40,7 +40,7 @@ FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
 FSDP_OPTIMIZER_NAME = "optimizer.bin"
 WEIGHTS_FOLDER = "pytorch_model_fsdp_0"
 OPTIMIZER_FOLDER = "optimizer_0"
-PARTS_INDEX_NAME = ".metadata"
+SHARD_INDEX_NAME = ".metadata"
 
 
 def resume_record_name(rank: int) -> str:
@@ -86,12 +86,12 @@ def make_output_dir(folder: str) -> None:
         if os.path.islink(link := error.filename or folder):
             reason = f"cannot be made: {link} is a link to {os.readlink(link)}, where there is no folder"
         words = f"output_dir={folder!r} {reason}. Give the path of a folder"
-        if address := address_of(folder):
+        if address := get_remote_url(folder):
             words = f"What goes to {address} is written to {folder} first, which {reason}. Set XDG_CACHE_HOME to one"
         raise OSError(error.errno, f"{words} that can be written to", error.filename) from None
 
 
-def shards_of(index: Path) -> list[str]:
+def read_shard_names(index: Path) -> list[str]:
     """Return the files that an index of weights names; the ValueError for any other file does not name the file."""
     try:
         return sorted({*map(str, json.loads(index.read_text("utf-8"))["weight_map"].values())})
@@ -99,11 +99,11 @@ def shards_of(index: Path) -> list[str]:
         raise ValueError(f"is no readable index of shards ({error!r})") from error
 
 
-def holds_fsdp_weights(folder: Path) -> bool:
+def has_fsdp_weights(folder: Path) -> bool:
     """Return whether a checkpoint has weights in either of these forms."""
-    return (folder / FSDP_WEIGHTS_NAME).is_file() or holds_parts(folder / WEIGHTS_FOLDER)
+    return (folder / FSDP_WEIGHTS_NAME).is_file() or has_sharded_state(folder / WEIGHTS_FOLDER)
 
 
-def holds_parts(folder: Path) -> bool:
+def has_sharded_state(folder: Path) -> bool:
     """Return whether there is a folder in which each process has written its part."""
-    return (folder / PARTS_INDEX_NAME).is_file()
+    return (folder / SHARD_INDEX_NAME).is_file()

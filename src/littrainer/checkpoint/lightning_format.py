@@ -17,10 +17,10 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.reader import find_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.resume.rng import portable_states
+from littrainer.data.resume.rng import encode_rng_states
 
 # What Lightning asks for when it validates, tests or predicts with a checkpoint.
-LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
+INITIAL_LOOP_STATES: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
 # Where Lightning looks for the loss scaling of fp16 in a checkpoint.
 LOSS_SCALING = "MixedPrecision"
 # Under which name Lightning keeps the state of a `TrainerDataModule`, and the version of what that returns.
@@ -52,7 +52,7 @@ class TrainingStates:
     further_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def states_in(folder: Path) -> TrainingStates | None:
+def load_training_states(folder: Path) -> TrainingStates | None:
     """Read what a Trainer wrote to a checkpoint, ours or transformers'; None if a folder has a model alone."""
     if not (folder / TRAINER_STATE_NAME).is_file():
         return None
@@ -76,7 +76,7 @@ def states_in(folder: Path) -> TrainingStates | None:
     )
 
 
-def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
+def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
     """Return the checkpoint from which a `lightning.Trainer` goes on, without the weights.
 
     Parameters:
@@ -89,7 +89,7 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
         "pytorch-lightning_version": lightning_version,
         "epoch": counts.epoch,
         "global_step": states.state.global_step,
-        "loops": {"fit_loop": _fit_loop_state(states.state.global_step, counts), **LOOPS_AT_THEIR_START},
+        "loops": {"fit_loop": _fit_loop_state(states.state.global_step, counts), **INITIAL_LOOP_STATES},
         DATA_MODULE: _data_module_state(states, counts),
     }
     record = states.record or {}
@@ -146,7 +146,7 @@ def _data_module_state(states: TrainingStates, counts: LoopCounts) -> dict[str, 
                 "micro_batches": counts.micro_batches,
                 "sizes": record.get("sizes"),
                 "data": one["data"],
-                "random": None if one["random_states"] is None else portable_states(one["random_states"]),
+                "random": None if one["random_states"] is None else encode_rng_states(one["random_states"]),
                 "order_seed": None if seed is None else int(seed),
             }
             for _, one in sorted(ranks.items())

@@ -18,10 +18,10 @@ from lightning.pytorch import __version__ as lightning_version
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import nn
 
-from littrainer.checkpoint.atomic_write import set_aside_and_delete, staged_folder
+from littrainer.checkpoint.atomic_write import delete_atomically, staged_folder
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAME
-from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_in
+from littrainer.checkpoint.lightning_format import build_lightning_checkpoint, load_training_states
 from littrainer.checkpoint.manager import CheckpointManager, SavedTraining
 from littrainer.checkpoint.safe_loading import load_tensors, refuse_unsafe
 from littrainer.checkpoint.verification import refuse_damage
@@ -29,9 +29,9 @@ from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.distributed.collectives import is_distributed, raise_on_all_ranks
 
 # In that file: weights of the LightningModule that are not the model's.
-FURTHER_WEIGHTS = "further_weights"
+EXTRA_WEIGHTS = "further_weights"
 # Parts of Lightning's checkpoint that have other files in a Trainer's.
-IN_FILES_OF_A_TRAINER = ("optimizer_states", "lr_schedulers")
+TRAINER_FILE_ENTRIES = ("optimizer_states", "lr_schedulers")
 ADVICE = (
     "Keep tensors, numbers, text and containers of them in Lightning's state, and leave out other hyper-parameters "
     "with save_hyperparameters(ignore=[...])."
@@ -102,7 +102,7 @@ class TransformersCheckpointIO(CheckpointIO):
             )
         state = {name: _plain(value) for name, value in checkpoint.items() if name != "state_dict"}
         further = {name: value for name, value in own.items() if not name.startswith(prefix)}
-        return weights, {**state, FURTHER_WEIGHTS: further}
+        return weights, {**state, EXTRA_WEIGHTS: further}
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -131,14 +131,14 @@ class TransformersCheckpointIO(CheckpointIO):
         # A folder with a model alone is no checkpoint of either kind, and as good.
         if any((folder / name).is_file() for name in (MANIFEST_NAME, TRAINER_STATE_NAME)):
             refuse_damage(folder, "Resume from another one.")
-        states = states_in(folder)
+        states = load_training_states(folder)
         checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
         if states is not None:
-            checkpoint = lightning_checkpoint(states, self.accumulate_grad_batches)
+            checkpoint = build_lightning_checkpoint(states, self.accumulate_grad_batches)
         if (folder / LIGHTNING_STATE_NAME).is_file():
             # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
             checkpoint.update(load_tensors(folder / LIGHTNING_STATE_NAME))
-        further = checkpoint.pop(FURTHER_WEIGHTS, {})
+        further = checkpoint.pop(EXTRA_WEIGHTS, {})
         model = self._model()
         load_weights(model, folder, to_resume=True)
         weights = {f"{self.attribute}.{name}": value for name, value in model.state_dict().items()}
@@ -159,7 +159,7 @@ class TransformersCheckpointIO(CheckpointIO):
         elif folder.is_dir():
             if not (folder / LIGHTNING_STATE_NAME).is_file():
                 raise ValueError(f"{folder} is not deleted: it has no {LIGHTNING_STATE_NAME}, so it is no checkpoint.")
-            set_aside_and_delete(folder)
+            delete_atomically(folder)
 
     def _model(self) -> nn.Module:
         model: Any = self.model
@@ -199,21 +199,21 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
         with raise_on_all_ranks(f"collecting {folder}"):
             if training.args.should_save:
                 # Optimizer and schedule have other files.
-                others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
+                others = {name: value for name, value in checkpoint.items() if name not in TRAINER_FILE_ENTRIES}
                 state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        self.checkpoints.note_best(training)
+        self.checkpoints.record_best_checkpoint(training)
         self.checkpoints.write(training, folder, further=state, advice=ADVICE)
 
 
-def save_in_each_process(strategy: Any) -> None:
+def save_on_all_ranks(strategy: Any) -> None:
     """Let all processes write what a Lightning callback saves, since a strategy calls its plugin in the first only."""
     plugin = strategy.checkpoint_io
     if isinstance(plugin, TrainerCheckpointIO) and is_distributed():
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
-def with_checkpoint_io(
+def add_checkpoint_io(
     plugins: list[Any], model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]
 ) -> list[Any]:
     """Add the plugin that writes checkpoints to those of a Trainer's `lightning.Trainer`, unless a user's does."""

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
-from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, naming_full_disk
-from littrainer.checkpoint.checksums import note_changes
-from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, folder_for_part, send_to_writer
+from littrainer.callbacks.state import TrainerState, export_states, is_exportable
+from littrainer.checkpoint.atomic_write import STAGING_DIR, explain_full_disk
+from littrainer.checkpoint.checksums import update_manifest
+from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, make_staging_folder, send_to_writer
 from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, checkpoint_folder, resume_record_name
 from littrainer.checkpoint.retention import delete_all_but_best, prune_checkpoints
 from littrainer.checkpoint.safe_loading import refuse_unsafe
-from littrainer.checkpoint.store import locked, run_in_thread, store_of
-from littrainer.checkpoint.weights import names_of_sick
+from littrainer.checkpoint.store import get_store, open_store, run_in_thread
+from littrainer.checkpoint.weights import find_nonfinite_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.distributed.collectives import (
     all_gather_object,
@@ -31,9 +31,9 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import hang_timeout
+from littrainer.distributed.environment import get_hang_timeout
 from littrainer.runtime.notes import SAVE, part_of_training
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -130,7 +130,7 @@ class CheckpointManager:
             recorded: the context of a run, which writes what it begins with into the folder.
         """
         has_saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
-        has_url = address_of(args.output_dir) is not None
+        has_url = get_remote_url(args.output_dir) is not None
         if not has_saves and not has_url:
             yield
             return
@@ -138,9 +138,9 @@ class CheckpointManager:
         with ExitStack() as contexts:
             with raise_on_all_ranks(f"claiming {folder} for checkpoints"):
                 if self.is_writer(args, folder):
-                    store = contexts.enter_context(locked(folder))
+                    store = contexts.enter_context(open_store(folder))
                     if has_url:
-                        is_uploaded = contexts.enter_context(store.upload(hang_timeout(args))) is not None
+                        is_uploaded = contexts.enter_context(store.upload(get_hang_timeout(args))) is not None
                     contexts.enter_context(recorded(folder))
             yield
             if has_url:
@@ -171,7 +171,7 @@ class CheckpointManager:
             FailedElsewhere: another process could not write its part.
         """
         self.wait()
-        self.note_best(training)
+        self.record_best_checkpoint(training)
         folder = self.write(training, training.folder)
         if self.is_writer(training.args, training.run_dir):
             self._written = folder
@@ -207,12 +207,12 @@ class CheckpointManager:
         """Copy what the checkpoint of the current step holds, and let a thread write it, after the save before."""
         self.wait()
         final, args = training.folder, training.args
-        self.note_best(training)
+        self.record_best_checkpoint(training)
         with ExitStack() as commit:
             with self._stage(args, final, commit) as staged, training.weights_to_save():
                 is_writer = staged.is_deferred = staged.manifest is not None
                 # Another process has to find the files that it completes.
-                staged.defers_parts = not self.role(args, final.parent).some_have_own_folder
+                staged.defers_shards = not self.role(args, final.parent).some_have_own_folder
                 self._collect(training, staged)
                 values, writers = [value for value, _ in staged.deferred], [write for _, write in staged.deferred]
                 values, staged.parts = self._copies.copy((values, staged.parts))
@@ -225,7 +225,7 @@ class CheckpointManager:
         def write() -> None:
             with unfinished:
                 # Before anything that can fail in one process alone.
-                staged.write_collected_parts(group)
+                staged.write_collected_shards(group)
                 staged.write_deferred()
             if is_writer:
                 prune_checkpoints(args, state, training.run_dir, str(final))
@@ -236,20 +236,20 @@ class CheckpointManager:
     @contextlib.contextmanager
     def _stage(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[StagedCheckpoint]:
         """Write this process's files of a checkpoint in the block; to close `commit` then completes the checkpoint."""
-        staged = StagedCheckpoint(final.parent / UNFINISHED_DIR / final.name)
+        staged = StagedCheckpoint(final.parent / STAGING_DIR / final.name)
         if not is_distributed():
-            staged.manifest = commit.enter_context(store_of(final.parent).stage(final))
+            staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
             yield staged
             return
         role, action = self.role(args, final.parent), f"writing {final}"
         with ExitStack() as own_folder:
             with raise_on_all_ranks(action):
                 if role.is_writer:
-                    staged.manifest = commit.enter_context(store_of(final.parent).stage(final))
+                    staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
                 elif role.has_own_folder:
-                    staged.folder = own_folder.enter_context(folder_for_part(final, args.process_index))
+                    staged.folder = own_folder.enter_context(make_staging_folder(final, args.process_index))
             # Before the other processes are notified.
-            with raise_on_all_ranks(action), naming_full_disk(staged.folder, final):
+            with raise_on_all_ranks(action), explain_full_disk(staged.folder, final):
                 yield staged
             if role.some_have_own_folder:
                 send_to_writer(staged.folder, role, action)
@@ -258,7 +258,9 @@ class CheckpointManager:
         """Let the Trainer's methods write a checkpoint's files: weights, optimizer, random states, trainer state."""
         methods, args, folder = training.methods, training.args, str(staged.folder)
         has_optimizer = is_complete or not args.save_only_model
-        sick = names_of_sick(methods.model, with_buffers=True, optimizer=methods.optimizer if has_optimizer else None)
+        sick = find_nonfinite_weights(
+            methods.model, with_buffers=True, optimizer=methods.optimizer if has_optimizer else None
+        )
         are_finite = all(all_gather_object(not sick))
         # The parameters that stage 3 of DeepSpeed shards are not in the model.
         if staged.manifest is not None and not hasattr(next(methods.model.parameters(), None), "ds_numel"):
@@ -272,7 +274,7 @@ class CheckpointManager:
                 methods._save_rng_state(folder)
                 staged.write_objects(_resume_records(training))
             if args.should_save:
-                _note_exported_states(training)
+                _export_callback_states(training)
                 staged.write_trainer_state(training.state.to_json())
         finally:
             self._staged = None
@@ -291,11 +293,11 @@ class CheckpointManager:
         """
         folder, self._written = folder or self._written, None
         if folder is not None and Path(folder).is_dir():
-            note_changes(Path(folder))
-            if (remote := store_of(Path(folder).parent).remote) is not None:
+            update_manifest(Path(folder))
+            if (remote := get_store(Path(folder).parent).remote) is not None:
                 remote.begin()
 
-    def note_best(self, training: SavedTraining) -> None:
+    def record_best_checkpoint(self, training: SavedTraining) -> None:
         """Note the path of the best checkpoint, which may be the one that is written next, in the Trainer's state."""
         state = training.state
         if not state.best_global_step:
@@ -353,7 +355,7 @@ class CheckpointManager:
     def _end_pending(self, save: PendingSave) -> None:
         self.pending = None
         wait([save.writing])
-        self._copies.give_back()
+        self._copies.release()
 
 
 def _resume_records(training: SavedTraining) -> dict[str, Any]:
@@ -364,9 +366,9 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
     return {**files, RESUME_RECORD_NAME: record} if training.args.should_save else files
 
 
-def _note_exported_states(training: SavedTraining) -> None:
+def _export_callback_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
-    for name, now in exported_states(list(filter(is_exportable, training.callbacks))).items():
+    for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
         # If one class has several callbacks, each save adds their states to the list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now

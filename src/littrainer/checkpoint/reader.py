@@ -23,18 +23,18 @@ from littrainer.checkpoint.layout import (
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
-    holds_parts,
+    has_sharded_state,
     random_state_name,
     rank_file,
 )
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.resume.rng import set_random_states
-from littrainer.strategies.shards import is_by_name, numbered_for
+from littrainer.data.resume.rng import set_rng_states
+from littrainer.strategies.full_state import convert_to_param_ids, is_keyed_by_name
 
 logger = logging.getLogger(__name__)
 
 
-def processes_that_wrote(folder: Path) -> int:
+def read_world_size(folder: Path) -> int:
     """Return how many processes wrote a checkpoint together; without a record its files of random states tell."""
     record = load_tensors(folder / RESUME_RECORD_NAME) if (folder / RESUME_RECORD_NAME).is_file() else {}
     if "sizes" in record:
@@ -66,23 +66,23 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
     path = folder / OPTIMIZER_NAME
     if not path.is_file() and (folder / FSDP_OPTIMIZER_NAME).is_file():
         path = folder / FSDP_OPTIMIZER_NAME
-    elif not path.is_file() and holds_parts(folder / OPTIMIZER_FOLDER):
-        from littrainer.checkpoint.sharded_files import nested_state, read_whole
+    elif not path.is_file() and has_sharded_state(folder / OPTIMIZER_FOLDER):
+        from littrainer.checkpoint.sharded_files import load_full_state, nest_optimizer_state
 
-        return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
+        return folder / OPTIMIZER_FOLDER, nest_optimizer_state(load_full_state(folder / OPTIMIZER_FOLDER))
     return path, load_tensors(path)
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Load the state of the optimizer."""
     path, state = read_optimizer_state(folder)
-    if is_by_name(state):
-        state = numbered_for(model, optimizer, state)
-    refuse_other_optimizer(path, optimizer, state)
+    if is_keyed_by_name(state):
+        state = convert_to_param_ids(model, optimizer, state)
+    refuse_mismatched_optimizer(path, optimizer, state)
     optimizer.load_state_dict(state)
 
 
-def refuse_other_optimizer(path: Path, optimizer: Any, state: Any) -> None:
+def refuse_mismatched_optimizer(path: Path, optimizer: Any, state: Any) -> None:
     """Raise a ValueError if a state, with numbers of parameters, is not one of this training's optimizer."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         # Such an optimizer may keep its state in another form.
@@ -97,11 +97,11 @@ def refuse_other_optimizer(path: Path, optimizer: Any, state: Any) -> None:
         )
 
 
-def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
+def load_scheduler(schedule: Any, groups: int, folder: Path) -> None:
     """Load the state of the schedule of an optimizer with so many parameter groups."""
-    if getattr(schedule, "is_kept_by_engine", False):
+    if getattr(schedule, "is_saved_by_engine", False):
         return
-    schedule.load_state_dict(_fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), groups))
+    schedule.load_state_dict(_match_group_count(load_tensors(folder / SCHEDULER_NAME), groups))
 
 
 def load_scaler(scaler: Any, folder: Path) -> None:
@@ -114,24 +114,24 @@ def load_random_states(folder: Path, args: Any) -> None:
     """Put the random number generators of this process into the states that the checkpoint has."""
     name = random_state_name(args)
     if (folder / name).is_file():
-        set_random_states(read_random_states(folder / name))
-    elif processes_that_wrote(folder) == args.world_size:
+        set_rng_states(read_random_states(folder / name))
+    elif read_world_size(folder) == args.world_size:
         # The resume has warned of another number of processes.
         logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 
 
 # Entries of torch's schedules with one value for each parameter group.
-SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
+PER_GROUP_KEYS = ("base_lrs", "_last_lr", "lr_lambdas")
 
 
-def _fitted_to_groups(state: dict[str, Any], groups: int) -> dict[str, Any]:
+def _match_group_count(state: dict[str, Any], groups: int) -> dict[str, Any]:
     # A model that is split between processes has more groups than one that is whole; rates of all groups are the same.
-    fitted = dict(state)
-    for name in SCHEDULED_BY_GROUP:
+    match_to_model = dict(state)
+    for name in PER_GROUP_KEYS:
         values = state.get(name)
         if isinstance(values, list) and values and len(values) != groups and all(one == values[0] for one in values):
-            fitted[name] = values[:1] * groups
-    return fitted
+            match_to_model[name] = values[:1] * groups
+    return match_to_model
 
 
 def read_random_states(path: Path) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.atomic_write import delete_folder, sequence_of
+from littrainer.checkpoint.atomic_write import delete_folder, read_sequence
 from littrainer.checkpoint.checksums import (
     DamagedManifest,
     fsync_paths,
@@ -20,7 +20,7 @@ from littrainer.checkpoint.checksums import (
     write_manifest,
 )
 from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, PREFIX_CHECKPOINT_DIR, checkpoint_folder
-from littrainer.checkpoint.store import store_of
+from littrainer.checkpoint.store import get_store
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # A resume needs these in addition to weights and trainer state; DeepSpeed's files hold both in one.
-OF_A_RESUME = re.compile(
+RESUME_FILE = re.compile(
     rf"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|littrainer_resume(_\d+)?\.pt|{OPTIMIZER_FOLDER}"
 )
 # Modification times that are closer do not show which checkpoint is older.
@@ -70,7 +70,7 @@ def sort_checkpoints(
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
     # A clock that is set back must not make a new checkpoint an old one.
-    sequences, times = {path: sequence_of(path) for path in by_step}, dict[str, float]()
+    sequences, times = {path: read_sequence(path) for path in by_step}, dict[str, float]()
     for path in by_step:
         # A user may delete a checkpoint meanwhile, which is left out.
         with contextlib.suppress(FileNotFoundError):
@@ -107,14 +107,14 @@ def rotate_checkpoints(
     if best_model_checkpoint is not None:
         kept.add(str(Path(best_model_checkpoint)))
     surplus = len(ordered) - max(save_total_limit, len(kept))
-    finite = newest_finite(ordered if newest is None else [*ordered, str(Path(newest))])
-    store = store_of(output_dir)
+    finite = get_newest_finite(ordered if newest is None else [*ordered, str(Path(newest))])
+    store = get_store(output_dir)
     for path in [path for path in ordered if path not in kept][: max(surplus, 0)]:
         if path != finite and path not in also_kept:
             store.delete(path)
 
 
-def newest_finite(ordered: Sequence[str]) -> str | None:
+def get_newest_finite(ordered: Sequence[str]) -> str | None:
     """Return the last checkpoint that exists, is not thinned and not known to be non-finite; None if there is none."""
     for path in reversed(ordered):
         manifest = readable_manifest(Path(path))
@@ -133,20 +133,20 @@ def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str
     limit, best, also_kept = args.save_total_limit, state.best_model_checkpoint, []
     if args.save_total_limit_best is not None and (limit is None or limit > 0):
         # The limit counts the newest ones alone.
-        also_kept = [*best_checkpoints(args, state, run_dir), str(Path(best or ""))]
+        also_kept = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
         limit, best = limit or 1, None
     rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, also_kept=also_kept)
     if args.keep_optimizer_states is not None:
         ordered = sort_checkpoints(run_dir, use_mtime=True)
         # Whatever the times of folders say.
         ordered = [*(path for path in ordered if path != str(Path(newest))), str(Path(newest))]
-        complete = {*ordered[-args.keep_optimizer_states :], newest_finite(ordered)}
+        complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
         for path in ordered:
             if path not in complete:
                 thin_checkpoint(Path(path))
 
 
-def best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
+def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
     """Return the `save_total_limit_best` existing checkpoints with the best `metric_for_best_model`.
 
     Of equal ones the earlier is better; a checkpoint whose metric is nan has none.
@@ -165,7 +165,7 @@ def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> Non
     if args.save_total_limit_best is None and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
         for path in sort_checkpoints(run_dir):
             if os.path.realpath(path) != os.path.realpath(best):
-                store_of(run_dir).delete(path)
+                get_store(run_dir).delete(path)
 
 
 def thin_checkpoint(folder: Path) -> None:
@@ -176,13 +176,13 @@ def thin_checkpoint(folder: Path) -> None:
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
         # Files that a killed process was about to delete are not in the manifest any more.
-        surplus = [entry for entry in folder.iterdir() if OF_A_RESUME.fullmatch(entry.name)]
+        surplus = [entry for entry in folder.iterdir() if RESUME_FILE.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return
         if not manifest.is_thinned:
             logger.info("Thinning the older checkpoint %s to its weights (keep_optimizer_states)", folder)
             files = manifest.files.items()
-            left = {name: record for name, record in files if not OF_A_RESUME.fullmatch(name.split("/")[0])}
+            left = {name: record for name, record in files if not RESUME_FILE.fullmatch(name.split("/")[0])}
             write_manifest(folder, left, manifest.sequence, manifest.weights_are_finite, is_thinned=True)
             fsync_paths(folder)
         for entry in surplus:

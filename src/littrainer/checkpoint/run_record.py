@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.process import matmul_precision
-from littrainer.arguments.report_to import trackers_in
-from littrainer.arguments.secrets import holds_a_secret, without_secrets
-from littrainer.arguments.shown_arguments import as_text
+from littrainer.arguments.process import get_matmul_precision
+from littrainer.arguments.report_to import list_trackers
+from littrainer.arguments.secrets import is_secret_name, redact_secrets
+from littrainer.arguments.shown_arguments import format_value
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.fingerprint import described, described_model
+from littrainer.data.fingerprint import fingerprint_dataset, fingerprint_model
 from littrainer.redirection.names import REPLACED
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.version import __version__
 from littrainer.strategies.choice import strategy_name
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-LONGEST_GIT_SECONDS = 5
+GIT_TIMEOUT_S = 5
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
     ours: (module, name)
@@ -47,7 +47,7 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 }
 
 
-def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
     """Describe the code, the data and the model of a run that begins.
 
     Parameters:
@@ -58,15 +58,15 @@ def facts_of_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     named = {"train": train_dataset, **{f"eval {name}".rstrip(): one for name, one in evals.items()}}
     return {
-        "code": _state_of_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
-        "data": {name: described(dataset) for name, dataset in named.items() if dataset is not None},
-        "model": {} if model is None else described_model(model),
+        "code": _describe_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
+        "data": {name: fingerprint_dataset(dataset) for name, dataset in named.items() if dataset is not None},
+        "model": {} if model is None else fingerprint_model(model),
     }
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `facts_of_run` returned."""
-    names = [field.name for field in dataclasses.fields(args) if field.init and not holds_a_secret(field.name)]
+    """Write littrainer_run.json: arguments without secrets, versions, the device, and what `describe_run` returned."""
+    names = [field.name for field in dataclasses.fields(args) if field.init and not is_secret_name(field.name)]
     packages = ("torch", "lightning", "transformers", "datasets", "peft", "numpy")
     is_cuda = args.device.type == "cuda"
     record = {
@@ -79,27 +79,27 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
             "processes": args.world_size,
             "strategy": strategy_name(args),
             "threads": torch.get_num_threads(),
-            "float32 matmul precision": matmul_precision(),
+            "float32 matmul precision": get_matmul_precision(),
             "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
         },
         **(facts or {}),
         # `lightning` may hold objects of any size.
-        "arguments": without_secrets({name: getattr(args, name) for name in names if name != "lightning"}),
+        "arguments": redact_secrets({name: getattr(args, name) for name in names if name != "lightning"}),
     }
     text = json.dumps(record, indent=2, default=_as_json, skipkeys=True)
     # `compare` and `report` may read it meanwhile.
-    write_whole(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
+    write_atomically(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
 
 
 def _as_json(value: Any) -> Any:
     is_configuration = hasattr(value, "to_dict") and not isinstance(value, type)
-    return without_secrets(value.to_dict()) if is_configuration else as_text(value)
+    return redact_secrets(value.to_dict()) if is_configuration else format_value(value)
 
 
 @functools.cache
-def _state_of_code(script: str) -> dict[str, str | None]:
+def _describe_code(script: str) -> dict[str, str | None]:
     """Return the script's name and hash, the commit of its repository, and a hash of what is not committed there.
 
     It is asked for once in a process, since later changes do not reach code that is loaded.
@@ -120,7 +120,7 @@ def _git(folder: str, *words: str) -> bytes:
     command = ["git", "--no-optional-locks", "-C", folder, *words]
     try:
         return subprocess.check_output(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LONGEST_GIT_SECONDS
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=GIT_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return b""
@@ -145,7 +145,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
         "lightning": None,
         # transformers keeps a state of accelerate there, and reads it from arguments that it has loaded.
         "distributed_state": None,
-        "report_to": [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)],
+        "report_to": [tracker for tracker in list_trackers(args.report_to) if isinstance(tracker, str)],
     }
     global _last_written
     pickled = pickle.dumps((type(args), written))
@@ -154,8 +154,8 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     else:
         shared = copy.copy(args)
         # None, as if nothing was given: who reads the file would take a mask for the secret.
-        vars(shared).update(without_secrets(written, mask=lambda name: None))
-        torch.save(shared, path, pickle_module=_NAMING_TRANSFORMERS)
+        vars(shared).update(redact_secrets(written, mask=lambda name: None))
+        torch.save(shared, path, pickle_module=_PICKLE_MODULE)
         _last_written = pickled, Path(path).read_bytes()
 
 
@@ -179,8 +179,8 @@ def read_arguments(path: Path) -> dict[str, str]:
             raise TypeError(f"it holds an object of class {type(stored).__name__}")
     except (TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} holds no training arguments that can be read ({error})") from error
-    shown = without_secrets({name: value for name, value in stored.items() if not name.startswith("_")})
-    return {name: as_text(value) for name, value in shown.items() if not holds_a_secret(name)}
+    shown = redact_secrets({name: value for name, value in stored.items() if not name.startswith("_")})
+    return {name: format_value(value) for name, value in shown.items() if not is_secret_name(name)}
 
 
 # The pickler that is written in Python, since the one in C lets nobody choose the name of a class.
@@ -197,5 +197,5 @@ class _TransformersPickler(_PythonPickler):
         self.memoize(obj)
 
 
-_NAMING_TRANSFORMERS = ModuleType("naming_transformers")
-_NAMING_TRANSFORMERS.Pickler = _TransformersPickler  # type: ignore[attr-defined]
+_PICKLE_MODULE = ModuleType("naming_transformers")
+_PICKLE_MODULE.Pickler = _TransformersPickler  # type: ignore[attr-defined]

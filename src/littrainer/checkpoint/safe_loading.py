@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 # The name in torch's error if a file needs something that is no tensor, number, text or container.
-FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+FORBIDDEN_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 OTHER_CHECKPOINT = "Resume from another checkpoint."
 COULD_RUN_CODE = "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
 
@@ -32,7 +32,7 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
         raise
     # A damaged file makes the reader fail in many ways, among them an OSError if it seeks before the start.
     except Exception as error:
-        forbidden = FORBIDDEN.search(str(error))
+        forbidden = FORBIDDEN_GLOBAL.search(str(error))
         if forbidden is not None:
             named = f"{forbidden.group(1)}, which is neither tensor, number nor text and"
             raise ValueError(f"{path} is refused: it names {named} {COULD_RUN_CODE}") from error
@@ -45,7 +45,7 @@ def refuse_unsafe(path: Path, advice: str) -> None:
         # The contents of tensors are not read.
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        forbidden = FORBIDDEN.search(str(error))
+        forbidden = FORBIDDEN_GLOBAL.search(str(error))
         path.unlink()
         raise ValueError(
             f"The checkpoint is not written: {path.name} would hold something that could not be loaded safely"
@@ -64,7 +64,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
-def file_inside(folder: Path, name: Any, named_by: Path) -> Path:
+def resolve_inside(folder: Path, name: Any, named_by: Path) -> Path:
     """Return the file that the index `named_by` names; one that leaves the folder, or a link, is a ValueError."""
     if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
         raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")

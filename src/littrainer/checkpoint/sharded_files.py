@@ -20,63 +20,69 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from littrainer.checkpoint.layout import FSDP_WEIGHTS_NAME, PARTS_INDEX_NAME, WEIGHTS_FOLDER
-from littrainer.checkpoint.safe_loading import COULD_RUN_CODE, FORBIDDEN, OTHER_CHECKPOINT, file_inside, load_tensors
+from littrainer.checkpoint.layout import FSDP_WEIGHTS_NAME, SHARD_INDEX_NAME, WEIGHTS_FOLDER
+from littrainer.checkpoint.safe_loading import (
+    COULD_RUN_CODE,
+    FORBIDDEN_GLOBAL,
+    OTHER_CHECKPOINT,
+    load_tensors,
+    resolve_inside,
+)
 
 # Names of the states in the folders.
 WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
-STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
+STATE_PREFIX, GROUPS_PREFIX = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
 
 
 def read_fsdp_weights(folder: Path) -> dict[str, Any]:
     """Return the weights of a checkpoint, whole."""
     if (folder / FSDP_WEIGHTS_NAME).is_file():
         return load_tensors(folder / FSDP_WEIGHTS_NAME)
-    whole = read_whole(folder / WEIGHTS_FOLDER)
+    whole = load_full_state(folder / WEIGHTS_FOLDER)
     return {name.removeprefix(f"{WEIGHTS_KEY}."): value for name, value in whole.items()}
 
 
-def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest_optimizer_state(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with names of parameters, from what a folder holds by name."""
     groups: dict[int, dict[str, Any]] = {}
     state: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
-        if name.startswith(GROUPS):
-            number, _, entry = name.removeprefix(GROUPS).partition(".")
+        if name.startswith(GROUPS_PREFIX):
+            number, _, entry = name.removeprefix(GROUPS_PREFIX).partition(".")
             groups.setdefault(int(number), {})[entry] = value
-        elif name.startswith(STATE):
+        elif name.startswith(STATE_PREFIX):
             # Names of parameters have dots, those of entries do not.
-            parameter, _, entry = name.removeprefix(STATE).rpartition(".")
+            parameter, _, entry = name.removeprefix(STATE_PREFIX).rpartition(".")
             state.setdefault(parameter, {})[entry] = value
     return {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
 
 
-def stored_weights(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """Return what a folder of weights holds by the model's names, as `stored_tensors` returns it."""
-    return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
+def read_weight_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None]:
+    """Return what a folder of weights holds by the model's names, as `read_tensor_metadata` returns it."""
+    return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in read_tensor_metadata(folder).items()}
 
 
-def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def load_optimizer_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Read this process's part of an optimizer's state, sharded as its parameters are, with their names."""
     wanted: dict[str, Any] = {}
-    for name, entry in stored_tensors(folder).items():
+    for name, entry in read_tensor_metadata(folder).items():
         if entry is None:
             wanted[name] = None
             continue
-        parameter = parameters.get(name.removeprefix(STATE).rpartition(".")[0])
+        parameter = parameters.get(name.removeprefix(STATE_PREFIX).rpartition(".")[0])
         is_spread = parameter is not None and parameter.dim() > 0 and parameter.shape == entry.size
         wanted[name] = (
             torch.empty_like(parameter, dtype=entry.properties.dtype)  # type: ignore[arg-type]
             if is_spread
             else torch.empty(entry.size, dtype=entry.properties.dtype)
         )
-    read_into(folder, wanted)
-    return nested_state(wanted)
+    load_into(folder, wanted)
+    return nest_optimizer_state(wanted)
 
 
 # Parts of an index: module -> names in it.
 PATHS = frozenset(("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"))
-PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
+INDEX_CLASSES: Mapping[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(
         (
             *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
@@ -91,7 +97,7 @@ PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
 }
 
 
-def write_parts(folder: Path, state: dict[str, Any], group: Any = None) -> None:
+def write_shards(folder: Path, state: dict[str, Any], group: Any = None) -> None:
     """Write each process's part of a state; if one could not be written, all raise an OSError.
 
     Parameters:
@@ -109,23 +115,23 @@ def write_parts(folder: Path, state: dict[str, Any], group: Any = None) -> None:
         ) from error
 
 
-def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
+def read_tensor_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None]:
     """Return what a folder holds by name: of tensors their shape and number format, None for anything else."""
     entries = _Reader(folder).read_metadata().state_dict_metadata
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
 
-def read_whole(folder: Path) -> dict[str, Any]:
+def load_full_state(folder: Path) -> dict[str, Any]:
     """Return what a folder holds by name, whole, in this process alone."""
     wanted = {
         name: None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in stored_tensors(folder).items()
+        for name, entry in read_tensor_metadata(folder).items()
     }
-    read_into(folder, wanted)
+    load_into(folder, wanted)
     return wanted
 
 
-def read_into(folder: Path, wanted: dict[str, Any]) -> None:
+def load_into(folder: Path, wanted: dict[str, Any]) -> None:
     """Read into tensors by name, each process what it has of those that are spread; other values are put in place."""
     try:
         with warnings.catch_warnings():
@@ -154,7 +160,7 @@ class _Index(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not is_format and name not in PARTS_OF_AN_INDEX.get(module, ()):
+        if not is_format and name not in INDEX_CLASSES.get(module, ()):
             raise _Refused(
                 f"{self._path} is refused: it names {module}.{name}, which is no part of an index and {COULD_RUN_CODE}"
             )
@@ -167,7 +173,7 @@ class _Reader(FileSystemReader):
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = self._folder / PARTS_INDEX_NAME
+        path = self._folder / SHARD_INDEX_NAME
         try:
             metadata = _Index(path.read_bytes(), path).load()
         except (_Refused, OSError):
@@ -177,7 +183,7 @@ class _Reader(FileSystemReader):
         if not isinstance(metadata, Metadata):
             raise ValueError(f"{path} is no index of a sharded checkpoint. {OTHER_CHECKPOINT}")
         for place in (metadata.storage_data or {}).values():
-            file_inside(self._folder, str(place.relative_path), path)
+            resolve_inside(self._folder, str(place.relative_path), path)
         return metadata
 
 
@@ -189,7 +195,7 @@ class _Planner(DefaultLoadPlanner):
         try:
             self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
         except Exception as error:
-            forbidden = FORBIDDEN.search(str(error))
+            forbidden = FORBIDDEN_GLOBAL.search(str(error))
             if forbidden is None:
                 raise
             raise _Refused(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     FSDP_WEIGHTS_NAME,
@@ -23,37 +23,37 @@ from littrainer.checkpoint.layout import (
     SAFE_WEIGHTS_NAME,
     WEIGHTS_FOLDER,
     WEIGHTS_NAME,
-    holds_parts,
+    has_sharded_state,
 )
-from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_other_optimizer
+from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_mismatched_optimizer
 from littrainer.checkpoint.weights import (
     Differences,
-    adapter_weights,
-    carries_adapters,
-    fitted,
-    holds_weights,
+    describe_shape_mismatch,
+    has_adapters,
+    has_weights,
     load_weights,
-    log_names_that_differ,
-    other_shape,
+    log_key_mismatch,
+    match_to_model,
+    read_adapter_weights,
     read_weights,
-    refuse_other_weights,
+    refuse_mismatched_weights,
 )
-from littrainer.checkpoint.writer import StagedCheckpoint, write_companions
+from littrainer.checkpoint.writer import StagedCheckpoint, write_tokenizer_and_args
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.shards import (
-    by_name,
-    free_gathered,
+from littrainer.strategies.full_state import (
+    convert_to_param_ids,
+    convert_to_unsharded_param_ids,
+    get_full_optimizer_state,
+    get_full_state_dict,
+    get_optimizer_parameter_names,
     has_flat_shards,
     is_sharded,
-    load_whole_optimizer_state,
-    load_whole_state_dict,
-    names_of_parameters,
-    numbered_as_if_whole,
-    numbered_for,
-    whole_optimizer_state,
-    whole_state_dict,
+    key_by_name,
+    load_full_optimizer_state,
+    load_full_state_dict,
+    reshard_gathered,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class TrainingObjects:
     engine: Any = None
     processing_class: Any = None
     save: Callable[..., None] = lambda output_dir, state_dict=None: None
-    on_key_mismatch: Callable[[Any], None] = log_names_that_differ
+    on_key_mismatch: Callable[[Any], None] = log_key_mismatch
     staged: Callable[[Path], StagedCheckpoint] = StagedCheckpoint
 
     @property
@@ -122,7 +122,7 @@ class FullStateIO:
         if self.args.should_save:
             self.training.save(output_dir)
 
-    def save_model_of_checkpoint(self, output_dir: str) -> None:
+    def save_checkpoint_model(self, output_dir: str) -> None:
         """Write the model as a part of a checkpoint; by default as `save_model` does."""
         self.save_model(output_dir)
 
@@ -134,9 +134,9 @@ class FullStateIO:
     def _write(self, objects: dict[str, Any], folder: Path) -> None:
         self.training.staged(folder).write_objects(objects)
 
-    def holds_weights(self, folder: Path) -> bool:
+    def has_weights(self, folder: Path) -> bool:
         """Return whether a checkpoint has weights that `load_model` reads."""
-        return holds_weights(folder)
+        return has_weights(folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
@@ -160,27 +160,27 @@ class GatheredStateIO(FullStateIO):
     def save_model(self, output_dir: str) -> None:
         """Write the full model."""
         model = self.training.sharded_model
-        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
+        weights = {"state_dict": get_full_state_dict(model)} if is_sharded(model) else {}
         if self.is_first:
             self.training.save(output_dir, **weights)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write the full optimizer's state."""
         model = self.training.model
-        state = whole_optimizer_state(model, self.optimizer)
+        state = get_full_optimizer_state(model, self.optimizer)
         if self.is_first:
-            self._write({OPTIMIZER_NAME: numbered_as_if_whole(model, self.optimizer, state)}, folder)
+            self._write({OPTIMIZER_NAME: convert_to_unsharded_param_ids(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load weights into the shards; only the first process reads them."""
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
-            if self.is_first and carries_adapters(users_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
-                state = adapter_weights(users_model(model), folder)
+            if self.is_first and has_adapters(unwrap_user_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+                state = read_adapter_weights(unwrap_user_model(model), folder)
             elif self.is_first:
-                state, differences = fitted(model, read_weights(folder))
-                refuse_other_weights(model, folder, differences, to_resume)
-        load_whole_state_dict(model, state)
+                state, differences = match_to_model(model, read_weights(folder))
+                refuse_mismatched_weights(model, folder, differences, to_resume)
+        load_full_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state into the shards; only the first process reads it."""
@@ -191,8 +191,8 @@ class GatheredStateIO(FullStateIO):
         with raise_on_all_ranks(f"reading the optimizer's state in {folder}"):
             if self.is_first:
                 path, state = read_optimizer_state(folder)
-                refuse_other_optimizer(path, self.optimizer, numbered_for(model, self.optimizer, state))
-        load_whole_optimizer_state(model, self.optimizer, state)
+                refuse_mismatched_optimizer(path, self.optimizer, convert_to_param_ids(model, self.optimizer, state))
+        load_full_optimizer_state(model, self.optimizer, state)
 
 
 class FsdpStateIO(GatheredStateIO):
@@ -204,72 +204,74 @@ class FsdpStateIO(GatheredStateIO):
     def save_optimizer(self, folder: Path) -> None:
         """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
         model = self.training.sharded_model
-        weights = self._without_base(whole_state_dict(model))
-        state = whole_optimizer_state(model, self.optimizer) if is_sharded(model) else self._optimizer_state_by_name()
+        weights = self._drop_adapter_base(get_full_state_dict(model))
+        state = (
+            get_full_optimizer_state(model, self.optimizer) if is_sharded(model) else self._get_named_optimizer_state()
+        )
         if self.is_first:
             self._write({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load weights into the shards, or into a model that is not sharded yet, except weights in parts."""
-        has_parts = holds_parts(folder / WEIGHTS_FOLDER)
+        has_parts = has_sharded_state(folder / WEIGHTS_FOLDER)
         if model is self.training.model:
             model = self.training.sharded_model
         if not is_sharded(model):
-            plan = sharding_plan(self.args)
+            plan = get_sharding_plan(self.args)
             # The others may get them when the model is sharded.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_parts and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)
         elif has_parts and not has_flat_shards(model):
-            self._load_parts(model, folder / WEIGHTS_FOLDER, to_resume)
+            self._load_shards(model, folder / WEIGHTS_FOLDER, to_resume)
         else:
             super().load_model(model, folder, to_resume)
 
     def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state, and weights in parts."""
         model = self.training.sharded_model
-        if holds_parts(folder / WEIGHTS_FOLDER):
+        if has_sharded_state(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
                 self.load_model(model, folder, to_resume=True)
             else:
                 FullStateIO.load_model(self, model, folder, to_resume=True)
         if not is_sharded(model):
             load_optimizer(model, self.optimizer, folder)
-        elif holds_parts(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
-            from littrainer.checkpoint.sharded_files import read_optimizer_into
+        elif has_sharded_state(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
+            from littrainer.checkpoint.sharded_files import load_optimizer_shards
 
             with raise_on_all_ranks(f"reading {folder / OPTIMIZER_FOLDER}"):
-                state = read_optimizer_into(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
-                self.optimizer.load_state_dict(numbered_for(model, self.optimizer, state))
+                state = load_optimizer_shards(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
+                self.optimizer.load_state_dict(convert_to_param_ids(model, self.optimizer, state))
         else:
             self._load_gathered_optimizer(model, folder)
 
-    def _load_parts(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, read_into, stored_weights
+    def _load_shards(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, load_into, read_weight_metadata
 
-        free_gathered(model)
+        reshard_gathered(model)
         with raise_on_all_ranks(f"reading {folder}"):
-            own, stored = model.state_dict(), stored_weights(folder)
+            own, stored = model.state_dict(), read_weight_metadata(folder)
             shapes = {name: (entry.size, own[name].shape) for name, entry in stored.items() if entry and name in own}
             differences = Differences(
-                [name for name in self._without_base(own) if name not in stored],
+                [name for name in self._drop_adapter_base(own) if name not in stored],
                 [name for name in stored if name not in own],
-                [other_shape(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
+                [describe_shape_mismatch(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
             )
-            refuse_other_weights(model, folder, differences, to_resume)
-            read_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
+            refuse_mismatched_weights(model, folder, differences, to_resume)
+            load_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored})
             # For offloaded weights state_dict() returns copies, into which was read.
             result = model.load_state_dict(own, strict=False)
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
-    def _optimizer_state_by_name(self) -> dict[str, Any]:
-        names = names_of_parameters(self.training.sharded_model, self.optimizer)
-        return by_name(self.optimizer.state_dict(), names)
+    def _get_named_optimizer_state(self) -> dict[str, Any]:
+        names = get_optimizer_parameter_names(self.training.sharded_model, self.optimizer)
+        return key_by_name(self.optimizer.state_dict(), names)
 
-    def _without_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def _drop_adapter_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return weights without the base of adapters, which nothing trains, and which a checkpoint does not hold."""
         model = self.training.model
-        if not carries_adapters(users_model(model)):
+        if not has_adapters(unwrap_user_model(model)):
             return dict(weights)
         base = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         return {name: value for name, value in weights.items() if name not in base}
@@ -281,7 +283,7 @@ class ShardedStateIO(FsdpStateIO):
     `save_model` writes the full model, as `from_pretrained` needs it.
     """
 
-    def save_model_of_checkpoint(self, output_dir: str) -> None:
+    def save_checkpoint_model(self, output_dir: str) -> None:
         """Write all but the weights, which follow in parts."""
         if self.is_first:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -289,7 +291,7 @@ class ShardedStateIO(FsdpStateIO):
                 settings: Any = getattr(self.training.model, name, None)
                 if hasattr(settings, "save_pretrained"):
                     settings.save_pretrained(output_dir)
-            write_companions(output_dir, self.args, self.training.processing_class)
+            write_tokenizer_and_args(output_dir, self.args, self.training.processing_class)
 
     def save_optimizer(self, folder: Path) -> None:
         """Write this process's part of weights and optimizer state."""
@@ -304,15 +306,15 @@ class ShardedStateIO(FsdpStateIO):
         model = self.training.sharded_model
         # Parts of version 2 are copied to the host's memory when they are written, or before training goes on.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
-        free_gathered(model)
-        weights = self._without_base(get_model_state_dict(model, options=options))
+        reshard_gathered(model)
+        weights = self._drop_adapter_base(get_model_state_dict(model, options=options))
         state: Mapping[str, Any]
         if has_flat_shards(model):
             state = get_optimizer_state_dict(model, self.optimizer, options=options)
         else:
-            state = self._optimizer_state_by_name()
+            state = self._get_named_optimizer_state()
         parts = {WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}
-        self.training.staged(folder).write_parts(parts)
+        self.training.staged(folder).write_shards(parts)
 
 
 class DeepSpeedStateIO(FullStateIO):
@@ -345,7 +347,7 @@ class DeepSpeedStateIO(FullStateIO):
         """Let the engine write weights, optimizer and its own schedule."""
         self.training.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
-    def holds_weights(self, folder: Path) -> bool:
+    def has_weights(self, folder: Path) -> bool:
         """Return whether the engine has written its folder."""
         return any(folder.glob(ENGINE_FOLDERS))
 
@@ -353,7 +355,7 @@ class DeepSpeedStateIO(FullStateIO):
         """Load the weights of the best model; those of a training that is resumed come with the optimizer's state."""
         if not to_resume:
             self.load_optimizer(folder)
-        elif not self.holds_weights(folder):
+        elif not self.has_weights(folder):
             raise ValueError(
                 f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. "
                 "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
@@ -382,12 +384,12 @@ class DeepSpeedStateIO(FullStateIO):
         return is_a(self.training.model, "peft model")
 
 
-def state_io_for(training: TrainingObjects) -> FullStateIO:
+def choose_state_io(training: TrainingObjects) -> FullStateIO:
     """Return how checkpoints hold weights and the optimizer's state under the strategy at this moment."""
-    plan = sharding_plan(training.args)
-    if asks_for_deepspeed(training.args):
+    plan = get_sharding_plan(training.args)
+    if has_deepspeed(training.args):
         return DeepSpeedStateIO(training)
     if plan is not None:
-        is_in_parts = plan.saves_shards and is_sharded(training.sharded_model)
+        is_in_parts = plan.has_sharded_checkpoints and is_sharded(training.sharded_model)
         return ShardedStateIO(training) if is_in_parts else FsdpStateIO(training)
     return GatheredStateIO(training) if is_sharded(training.model) else FullStateIO(training)

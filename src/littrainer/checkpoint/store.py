@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from littrainer.checkpoint.atomic_write import (
-    UNFINISHED_DIR,
-    clean_unfinished,
+    STAGING_DIR,
+    clean_staging_dir,
+    delete_atomically,
     delete_or_warn,
-    set_aside,
-    set_aside_and_delete,
+    move_aside,
     staged_checkpoint,
 )
 from littrainer.checkpoint.checksums import ManifestBuilder
@@ -43,7 +43,7 @@ class Store:
     """The folder that holds the checkpoints of a run.
 
     Parameters:
-        lock: descriptor of the locked file; None if this process does not lock the folder.
+        lock: descriptor of the open_store file; None if this process does not lock the folder.
 
     Attributes:
         remote: uploads the folder to a URL; None if it is not uploaded now.
@@ -66,20 +66,20 @@ class Store:
             yield builder
 
     def delete(self, path: str | Path) -> None:
-        """Delete a checkpoint, in a thread if the folder is locked; a checkpoint that cannot be deleted is a warning.
+        """Delete a checkpoint, in a thread if the folder is open_store; a checkpoint that cannot be deleted is a warning.
 
         A checkpoint that has to be uploaded first stays, and `delete_deferred` deletes it.
         """
-        if self.remote is not None and self.remote.defers_deletion(str(path)):
+        if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
         logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
         # Two may have the same name, one after the other.
         self.wait_for_deletions()
         try:
             if self.lock is None:
-                set_aside_and_delete(Path(path))
+                delete_atomically(Path(path))
             else:
-                delete = functools.partial(delete_or_warn, set_aside(Path(path)))
+                delete = functools.partial(delete_or_warn, move_aside(Path(path)))
                 self._deletions.append(run_in_thread(delete, f"deleting {Path(path).name}"))
         except OSError as error:
             logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)
@@ -115,7 +115,7 @@ class Store:
         logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.address)
         run.claim()
         # A training that resumes from a checkpoint among them clears this.
-        run.earlier = {name: run.own_manifest(name) for name in run.local_checkpoints()}
+        run.earlier = {name: run.read_local_manifest(name) for name in run.local_checkpoints()}
         self.remote = run
         try:
             yield run
@@ -144,8 +144,8 @@ class Store:
                 # They are deleted at the URL too.
                 self.remote.finish()
 
-    def refuse_folders_of_others(self, steps: range) -> None:
-        """Refuse a locked folder in which another user's folder is in the way of checkpoints of these steps."""
+    def refuse_foreign_folders(self, steps: range) -> None:
+        """Refuse a open_store folder in which another user's folder is in the way of checkpoints of these steps."""
         if self.lock is None:
             return
         try:
@@ -153,9 +153,11 @@ class Store:
         except OSError:
             checkpoints = []
         entries = [path for path in checkpoints if checkpoint_step(path) in steps]
-        for path in (self.run_dir / UNFINISHED_DIR, *entries):
+        for path in (self.run_dir / STAGING_DIR, *entries):
             if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
-                raise not_writable(self.run_dir, PermissionError(errno.EACCES, f"{path.name} in it is another user's"))
+                raise make_unwritable_error(
+                    self.run_dir, PermissionError(errno.EACCES, f"{path.name} in it is another user's")
+                )
 
     def close(self) -> None:
         """Finish deletions and release the lock."""
@@ -163,7 +165,7 @@ class Store:
             self.wait_for_deletions()
         finally:
             if self.lock is not None:
-                _locked.pop(self._key, None)
+                _locked_stores.pop(self._key, None)
                 # Deleted before it is released: a process that waits for it notices that the file has been replaced.
                 with contextlib.suppress(OSError):
                     (self._key / LOCK_NAME).unlink()
@@ -181,40 +183,40 @@ def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
 # ---- Locks -----------------------------------------------------------------------------------------------------------
 
-# The folders that this process has locked.
-_locked: dict[Path, Store] = {}
+# The folders that this process has open_store.
+_locked_stores: dict[Path, Store] = {}
 
 
-def _forget_in_child() -> None:
+def _forget_locks_in_child() -> None:
     # A forked worker would keep the lock after its parent was killed; to close its copy does not release the lock. The
     # child has no thread that would finish the parent's deletions either.
-    for store in _locked.values():
+    for store in _locked_stores.values():
         with contextlib.suppress(OSError):
             os.close(store.lock or -1)
         store.lock = None
         store._deletions.clear()
-    _locked.clear()
+    _locked_stores.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_locks_in_child)
 
 
-def store_of(run_dir: str | Path) -> Store:
-    """Return the store of a folder that this process has locked, or else a new one without a lock."""
-    return _locked.get(Path(run_dir).resolve()) or Store(Path(run_dir))
+def get_store(run_dir: str | Path) -> Store:
+    """Return the store of a folder that this process has open_store, or else a new one without a lock."""
+    return _locked_stores.get(Path(run_dir).resolve()) or Store(Path(run_dir))
 
 
 @contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[Store]:
+def open_store(run_dir: Path) -> Iterator[Store]:
     """Lock the folder of a run, which is made if necessary, and remove what a killed run left unfinished in it.
 
-    In a folder that this process has locked already nothing more is done.
+    In a folder that this process has open_store already nothing more is done.
 
     Raises:
         OSError: nothing can be written there.
         RuntimeError: another run writes there.
     """
-    if (store := _locked.get(run_dir.resolve())) is not None:
+    if (store := _locked_stores.get(run_dir.resolve())) is not None:
         yield store
         return
     store = lock_folder(run_dir)
@@ -225,22 +227,22 @@ def locked(run_dir: Path) -> Iterator[Store]:
 
 
 def lock_folder(run_dir: Path) -> Store:
-    """Begin to hold the lock of a folder, as `locked` does."""
+    """Begin to hold the lock of a folder, as `open_store` does."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         descriptor, is_locked = _open_lock(run_dir.resolve() / LOCK_NAME, run_dir)
     except OSError as error:
-        raise not_writable(run_dir, error) from error
-    store = _locked[run_dir.resolve()] = Store(run_dir, descriptor)
+        raise make_unwritable_error(run_dir, error) from error
+    store = _locked_stores[run_dir.resolve()] = Store(run_dir, descriptor)
     if is_locked:
-        clean_unfinished(run_dir)
+        clean_staging_dir(run_dir)
     return store
 
 
 def is_abandoned(run_dir: Path) -> bool:
     """Return whether no process holds the lock of a folder; False if that is unknown, as without locks or rights."""
     # On a network's file system, to open a lock of this process again would end it.
-    if store_of(run_dir).lock is not None:
+    if get_store(run_dir).lock is not None:
         return False
     try:
         descriptor = os.open(run_dir / LOCK_NAME, os.O_RDWR)
@@ -252,7 +254,7 @@ def is_abandoned(run_dir: Path) -> bool:
         os.close(descriptor)
 
 
-def not_writable(run_dir: Path, error: OSError) -> OSError:
+def make_unwritable_error(run_dir: Path, error: OSError) -> OSError:
     """Return the error for a folder of checkpoints that cannot be written to."""
     return OSError(
         error.errno,
@@ -268,7 +270,7 @@ def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
         try:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
-                raise _locked_by(os.read(descriptor, 1000).decode() or "a process", run_dir)
+                raise _make_locked_error(os.read(descriptor, 1000).decode() or "a process", run_dir)
             # Its holder may have deleted the file meanwhile.
             if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
@@ -278,11 +280,11 @@ def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise _locked_by("a process that has just begun", run_dir)
+    raise _make_locked_error("a process that has just begun", run_dir)
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Return whether the file was locked; None if there are no locks."""
+    """Return whether the file was open_store; None if there are no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -293,7 +295,7 @@ def _try_lock(descriptor: int) -> bool | None:
     return True
 
 
-def _locked_by(holder: str, run_dir: Path) -> RuntimeError:
+def _make_locked_error(holder: str, run_dir: Path) -> RuntimeError:
     return RuntimeError(
         f"Another run, {holder}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume "
         "from each other's. Give this run another output_dir, or wait for that one to end."

@@ -22,37 +22,37 @@ from littrainer.checkpoint.checksums import (
     file_record,
     read_manifest,
     readable_manifest,
-    stamps_in,
+    stat_files,
 )
 from littrainer.checkpoint.layout import (
-    ENGINE_PARTS,
+    ENGINE_SHARDS,
     OPTIMIZER_NAME,
-    OPTIMIZER_PARTS,
+    OPTIMIZER_SHARDS,
     RANDOM_STATE_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
-    WEIGHT_PARTS,
+    WEIGHT_SHARDS,
     WEIGHTS_NAME,
     checkpoint_step,
     list_checkpoints,
-    shards_of,
+    read_shard_names,
 )
-from littrainer.runtime.remote_folder import address_of, local_folder
+from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 logger = logging.getLogger(__name__)
 
-STATES_OF_A_RESUME = (OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
+RESUME_STATES = (OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
 WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, "adapter_model.safetensors", "adapter_model.bin")
 WEIGHT_INDEXES = (SAFE_WEIGHTS_INDEX_NAME, "pytorch_model.bin.index.json")
-START_OF_ARCHIVE, START_OF_PICKLE = b"PK\x03\x04", b"\x80"
+ARCHIVE_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
 
 # Files that no resume reads and that people edit, add or remove.
 NOT_READ = re.compile(r"(.*/)?(.*\.md|\.git.*|training_args\.bin)|\.cache/.*")
 # Nobody edits these with an editor, so that one with other bytes is damaged.
 TENSORS = re.compile(r".*\.(safetensors|pt|pth|bin)")
-WHOLE_MODEL = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+FULL_MODEL_FILE = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 
 
 class Findings(NamedTuple):
@@ -64,7 +64,7 @@ class Findings(NamedTuple):
 
 # Findings in a folder, by the stamps of its files; verifying reads every byte, and a script that asks which
 # checkpoint is the newest and then resumes from it asks twice.
-_found: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
+_findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
 
 
 def damage_in(folder: Path) -> list[str]:
@@ -77,7 +77,7 @@ def damage_in(folder: Path) -> list[str]:
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspected(Path(folder)).damage)
+    return list(_inspect(Path(folder)).damage)
 
 
 def edits_in(folder: Path) -> list[str]:
@@ -86,7 +86,7 @@ def edits_in(folder: Path) -> list[str]:
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspected(Path(folder)).edits)
+    return list(_inspect(Path(folder)).edits)
 
 
 def refuse_damage(folder: Path, advice: str) -> None:
@@ -98,31 +98,31 @@ def refuse_damage(folder: Path, advice: str) -> None:
     Raises:
         ValueError: it is damaged.
     """
-    damage, edits = _inspected(folder)
+    damage, edits = _inspect(folder)
     if damage:
         raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
     if edits:
         logger.warning("The checkpoint %s was edited (%s). It is complete, so it is used.", folder, ", ".join(edits))
 
 
-def _inspected(folder: Path) -> Findings:
+def _inspect(folder: Path) -> Findings:
     if not folder.is_dir():
         return Findings([f"{folder} is no folder."], [])
     try:
-        stamps = stamps_in(folder, with_links=True)
+        stamps = stat_files(folder, with_links=True)
         manifest = read_manifest(folder)
     except (OSError, DamagedManifest) as error:
         return Findings([f"{error}."], [])
     key = folder.resolve()
-    if key in _found and _found[key][:2] == (stamps, manifest):
-        return _found[key][2]
+    if key in _findings_cache and _findings_cache[key][:2] == (stamps, manifest):
+        return _findings_cache[key][2]
     if manifest is None:
         found = Findings(_inspect_without_manifest(folder, set(stamps)), [])
     else:
         found = _compare(folder, manifest, set(stamps))
     # A disk may read later what it does not read now.
     if not found.damage:
-        _found[key] = stamps, manifest, found
+        _findings_cache[key] = stamps, manifest, found
     return found
 
 
@@ -135,13 +135,13 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
             is_edited, reason = _compare_file(folder / name, expected)
             damage += [f"{name} {reason}."] if reason else []
             edits += [f"{name} changed"] if is_edited else []
-        elif WHOLE_MODEL.fullmatch(name) and _holds_whole_model(folder, present):
+        elif FULL_MODEL_FILE.fullmatch(name) and _has_full_model(folder, present):
             edits.append(f"{name} gone")
         else:
             damage.append(f"{name} is missing.")
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
     # The state even if it is as it was written: in a copy it may not be the one of that folder.
-    damage += _damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
+    damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     return Findings([*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)])
 
 
@@ -151,7 +151,7 @@ def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
         if (record := file_record(path)) == expected:
             return False, None
         if path.suffix == ".json":
-            reason = (state_damage if path.name == TRAINER_STATE_NAME else json_damage)(path)
+            reason = (find_state_damage if path.name == TRAINER_STATE_NAME else find_json_damage)(path)
             return reason is None, reason and f"is damaged: {reason}"
         holds_tensors = TENSORS.fullmatch(path.name) is not None
         if record.size < expected.size or (holds_tensors and record.size != expected.size):
@@ -166,26 +166,26 @@ def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
     return False, "is not as it was written (its checksum differs)"
 
 
-def _holds_whole_model(folder: Path, present: set[str]) -> bool:
+def _has_full_model(folder: Path, present: set[str]) -> bool:
     indexes = present.intersection(WEIGHT_INDEXES)
-    has_shards = bool(indexes) and not any(_missing_shards(folder, index) for index in indexes)
+    has_shards = bool(indexes) and not any(_find_missing_shards(folder, index) for index in indexes)
     return has_shards or not present.isdisjoint((SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
 
 
 def _inspect_without_manifest(folder: Path, present: set[str]) -> list[str]:
     damage = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
-    if not indexes and not any(Path(name).name in WEIGHTS or _matches(name, WEIGHT_PARTS) for name in present):
+    if not indexes and not any(Path(name).name in WEIGHTS or _matches(name, WEIGHT_SHARDS) for name in present):
         damage.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
     # A checkpoint of the model only has no states of a resume.
-    missing = missing_from(present, STATES_OF_A_RESUME)
-    missing = [] if len(missing) == len(STATES_OF_A_RESUME) else missing
-    damage += [f"{name} is missing." for name in [*missing_from(present, [TRAINER_STATE_NAME]), *missing]]
-    damage += [sentence for index in indexes for sentence in _missing_shards(folder, index)]
-    return [*damage, *_damage_by_format(folder, present)]
+    missing = find_missing(present, RESUME_STATES)
+    missing = [] if len(missing) == len(RESUME_STATES) else missing
+    damage += [f"{name} is missing." for name in [*find_missing(present, [TRAINER_STATE_NAME]), *missing]]
+    damage += [sentence for index in indexes for sentence in _find_missing_shards(folder, index)]
+    return [*damage, *_find_damage_by_format(folder, present)]
 
 
-def _damage_by_format(folder: Path, names: Iterable[str]) -> list[str]:
+def _find_damage_by_format(folder: Path, names: Iterable[str]) -> list[str]:
     return [
         f"{name} is damaged: {reason}."
         for name in sorted(names)
@@ -200,28 +200,28 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 # A file -> files that may exist instead: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
 # that it steps by itself, and a file of random states for each of several processes.
-IN_PLACE_OF = {
-    OPTIMIZER_NAME: OPTIMIZER_PARTS,
-    SCHEDULER_NAME: (ENGINE_PARTS,),
+ALTERNATIVE_FILES = {
+    OPTIMIZER_NAME: OPTIMIZER_SHARDS,
+    SCHEDULER_NAME: (ENGINE_SHARDS,),
     RANDOM_STATE_NAME: ("rng_state_[0-9]*.pth",),
 }
 
 
-def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
+def find_missing(present: set[str], needed: Iterable[str]) -> list[str]:
     """Return the files that a resume needs and that neither are there nor have others in their place."""
     absent = [name for name in needed if name not in present]
-    return [name for name in absent if not any(_matches(other, IN_PLACE_OF.get(name, ())) for other in present)]
+    return [name for name in absent if not any(_matches(other, ALTERNATIVE_FILES.get(name, ())) for other in present)]
 
 
-def _missing_shards(folder: Path, index: str) -> list[str]:
+def _find_missing_shards(folder: Path, index: str) -> list[str]:
     try:
-        shards = shards_of(folder / index)
+        shards = read_shard_names(folder / index)
     except ValueError as error:
         return [f"{index} {error}."]
     return [f"{shard}, a shard in {index}, is missing." for shard in shards if not (folder / shard).is_file()]
 
 
-def json_damage(path: Path) -> str | None:
+def find_json_damage(path: Path) -> str | None:
     """Return why a file is no JSON; None if it is."""
     try:
         json.loads(path.read_text("utf-8"))
@@ -230,7 +230,7 @@ def json_damage(path: Path) -> str | None:
     return None
 
 
-def state_damage(path: Path) -> str | None:
+def find_state_damage(path: Path) -> str | None:
     """Return why a trainer_state.json is not the one of its folder; None if it may be."""
     try:
         state = TrainerState.load_from_json(str(path))
@@ -247,7 +247,7 @@ def state_damage(path: Path) -> str | None:
     return f"global_step is {step} in {folder.name}" if checkpoint_step(folder) not in (None, step) else None
 
 
-def safetensors_damage(path: Path) -> str | None:
+def find_safetensors_damage(path: Path) -> str | None:
     """Return why a safetensors file is incomplete, by its header; its format has no checksum of the numbers."""
     from safetensors import SafetensorError, safe_open
 
@@ -262,14 +262,14 @@ def safetensors_damage(path: Path) -> str | None:
         return f"its header is not readable ({error})"
 
 
-def archive_damage(path: Path) -> str | None:
+def find_archive_damage(path: Path) -> str | None:
     """Return why a file of torch.save is damaged, by the checksums in its archive; before torch 1.6 it has none."""
     try:
         with open(path, "rb") as file:
-            start = file.read(len(START_OF_ARCHIVE))
-        if start.startswith(START_OF_PICKLE):
+            start = file.read(len(ARCHIVE_MAGIC))
+        if start.startswith(PICKLE_MAGIC):
             return None
-        if start != START_OF_ARCHIVE:
+        if start != ARCHIVE_MAGIC:
             return "it does not begin as a file of torch.save does" if start else "it is empty"
         with zipfile.ZipFile(path) as archive:
             # All are 0 if a script has switched them off.
@@ -282,12 +282,12 @@ def archive_damage(path: Path) -> str | None:
 
 
 FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
-    re.compile(r".*\.safetensors"): safetensors_damage,
-    re.compile(r"(.*/)?(config|generation_config|adapter_config|.*\.index)\.json"): json_damage,
-    re.compile(re.escape(TRAINER_STATE_NAME)): state_damage,
-    re.compile(r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth"): archive_damage,
-    re.compile(r"(littrainer_.*|lightning_state)\.pt"): archive_damage,
-    re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): archive_damage,
+    re.compile(r".*\.safetensors"): find_safetensors_damage,
+    re.compile(r"(.*/)?(config|generation_config|adapter_config|.*\.index)\.json"): find_json_damage,
+    re.compile(re.escape(TRAINER_STATE_NAME)): find_state_damage,
+    re.compile(r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth"): find_archive_damage,
+    re.compile(r"(littrainer_.*|lightning_state)\.pt"): find_archive_damage,
+    re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): find_archive_damage,
 }
 
 
@@ -307,14 +307,14 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
         RemoteFolderError: an object at the address could not be read.
     """
     folder = local_folder(os.fspath(folder))
-    if address_of(folder) is not None:
-        from littrainer.checkpoint.remote import fetch_newest
+    if get_remote_url(folder) is not None:
+        from littrainer.checkpoint.remote import download_newest
 
-        without = {*without, *fetch_newest(folder, without)}
-    return last_intact(folder, without)
+        without = {*without, *download_newest(folder, without)}
+    return find_last_intact(folder, without)
 
 
-def last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
+def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """Do what `get_last_checkpoint` does with what is on this disk alone."""
     newest, damaged, nonfinite = None, {}, []
     for name in [path.name for path in list_checkpoints(folder) if path.name not in without]:

@@ -24,17 +24,17 @@ from littrainer.checkpoint.layout import (
     SAFE_WEIGHTS_NAME,
     WEIGHTS_NAME,
     checkpoint_step,
-    holds_fsdp_weights,
-    shards_of,
+    has_fsdp_weights,
+    read_shard_names,
 )
 from littrainer.checkpoint.safe_loading import (
     OTHER_CHECKPOINT,
-    file_inside,
     load_safetensors,
     load_tensors,
     refuse_unsafe,
+    resolve_inside,
 )
-from littrainer.model.facts import users_model
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import listed
 
@@ -50,7 +50,7 @@ MAX_SHARD_SIZE: int | str = 50 * 10**9
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
 # Names in an error; the rest is counted.
-LONGEST_LIST = 8
+MAX_LISTED_NAMES = 8
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
@@ -72,45 +72,45 @@ def write_weights(
         ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
     """
     os.makedirs(output_dir, exist_ok=True)
-    inner: Any = users_model(model)
+    inner: Any = unwrap_user_model(model)
     if not is_a(inner, "pretrained model"):
         _write_plain(model, Path(output_dir), state_dict, max_shard_size or MAX_SHARD_SIZE)
         return
     if state_dict is not None and inner is not model:
-        state_dict = {_plain_name(name): tensor for name, tensor in state_dict.items()}
+        state_dict = {_strip_wrapper_prefixes(name): tensor for name, tensor in state_dict.items()}
     keywords: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    with _without_bar_of_files():
+    with _hide_progress_bar():
         inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
-    if carries_adapters(inner):
-        write_left_out(inner, Path(output_dir), state_dict)
+    if has_adapters(inner):
+        write_non_adapter_params(inner, Path(output_dir), state_dict)
 
 
 @contextlib.contextmanager
-def _without_bar_of_files() -> Iterator[None]:
+def _hide_progress_bar() -> Iterator[None]:
     """Keep transformers 5 from drawing a bar, "Writing model shards", at each save."""
     set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
-    earlier = set_hook(_no_bar)
+    earlier = set_hook(_make_hidden_bar)
     try:
         yield
     finally:
         # A save in the background may have put it there before, and takes it away.
-        if earlier is not _no_bar:
+        if earlier is not _make_hidden_bar:
             set_hook(earlier)
 
 
-def _no_bar(factory: Any, args: Any, keywords: Any) -> Any:
+def _make_hidden_bar(factory: Any, args: Any, keywords: Any) -> Any:
     return sys.modules["transformers.utils.logging"].EmptyTqdm(*args, **keywords)
 
 
-def writes_given_weights(model: Any) -> bool:
+def can_write_copied_weights(model: Any) -> bool:
     """Return whether this model's weights can be written from a copy of its state dict.
 
     Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
     own writes; these are written before training goes on. So is a model that FSDP shards: to ask it for its names
     would free the weights that it has gathered for a forward pass.
     """
-    inner = users_model(model)
-    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None or is_a(model, "resharding module"):
+    inner = unwrap_user_model(model)
+    if has_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None or is_a(model, "resharding module"):
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
     return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] == "transformers"
@@ -124,7 +124,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
     tensors = {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
     if without_values := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(
-            f"The model's weights cannot be written to {folder}: {listed(without_values, LONGEST_LIST)} have no values "
+            f"The model's weights cannot be written to {folder}: {listed(without_values, MAX_LISTED_NAMES)} have no values "
             "(device meta). Give them values, for instance with to_empty() and an initialisation, before saving."
         )
     extras_path = folder / EXTRA_STATE_NAME
@@ -133,7 +133,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
         torch.save(extras, extras_path)
         refuse_unsafe(extras_path, "Let get_extra_state return tensors, numbers, text and containers of them.")
     # Copied weights no longer share memory, and are tied anyway if the model's own are.
-    for first, others in tied_names(own).items():
+    for first, others in find_tied_names(own).items():
         for name in others:
             if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
                 del tensors[name]
@@ -154,7 +154,7 @@ def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None
         save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size)
 
 
-def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
+def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names that stand for one tensor: the first of them -> the others."""
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
@@ -174,7 +174,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
     name = next((name for name in READERS if (folder / name).is_file()), None)
     if name is not None:
         state = READERS[name](folder / name)
-    elif holds_fsdp_weights(folder):
+    elif has_fsdp_weights(folder):
         from littrainer.checkpoint.sharded_files import read_fsdp_weights
 
         state = read_fsdp_weights(folder)
@@ -187,19 +187,19 @@ def read_weights(folder: Path) -> dict[str, Any]:
     return {**state, **load_tensors(extras)} if extras.is_file() else state
 
 
-def holds_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
     """Return whether a folder has weights in any of the forms that are read, adapters included."""
-    is_there = any((folder / name).is_file() for name in READERS) or holds_fsdp_weights(folder)
-    return is_there or bool(adapter_folders(folder))
+    is_there = any((folder / name).is_file() for name in READERS) or has_fsdp_weights(folder)
+    return is_there or bool(list_adapters(folder))
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
     try:
-        shards = shards_of(index)
+        shards = read_shard_names(index)
     except ValueError as error:
         raise ValueError(f"{index} {error}. {OTHER_CHECKPOINT}") from error
     load = load_safetensors if index.name == SAFE_WEIGHTS_INDEX_NAME else load_tensors
-    paths = [file_inside(index.parent, shard, index) for shard in shards]
+    paths = [resolve_inside(index.parent, shard, index) for shard in shards]
     return {name: tensor for path in paths for name, tensor in load(path).items()}
 
 
@@ -234,7 +234,7 @@ class Differences:
             [name for name in own if name not in stored],
             [name for name in stored if name not in own],
             [
-                other_shape(name, stored[name].shape, own[name].shape)
+                describe_shape_mismatch(name, stored[name].shape, own[name].shape)
                 for name in shared
                 if stored[name].shape != own[name].shape and not name.endswith(EXTRA_STATE_SUFFIX)
             ],
@@ -249,7 +249,7 @@ class Differences:
             "the model does not have": self.unexpected,
             "shapes differ:": self.shapes,
         }
-        return "; ".join(f"{text} {listed(names, LONGEST_LIST)}" for text, names in parts.items() if names)
+        return "; ".join(f"{text} {listed(names, MAX_LISTED_NAMES)}" for text, names in parts.items() if names)
 
 
 def load_weights(
@@ -267,27 +267,27 @@ def load_weights(
         ValueError: the folder holds no weights, or a file is damaged.
         RuntimeError: the weights are those of another model.
     """
-    inner = users_model(model)
-    separate_elements(inner)
+    inner = unwrap_user_model(model)
+    materialize_expanded_tensors(inner)
     has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
-    if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
-        if complaints := load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder):
-            raise RuntimeError(_another_model(folder, listed(complaints, LONGEST_LIST)))
+    if has_adapters(inner) and not (has_whole or (has_fsdp_weights(folder) and not list_adapters(folder))):
+        if complaints := load_adapters(inner, folder, is_trainable=to_resume) or load_non_adapter_params(inner, folder):
+            raise RuntimeError(_describe_mismatch(folder, listed(complaints, MAX_LISTED_NAMES)))
         return
-    state, differences = fitted(inner, read_weights(folder))
+    state, differences = match_to_model(inner, read_weights(folder))
     names = set(state)
     try:
         # By position, as transformers calls it, since a model may override it; it may take from the dict.
         result = inner.load_state_dict(state, False)
     except RuntimeError as error:
-        raise RuntimeError(_another_model(folder, str(differences) or str(error))) from error
+        raise RuntimeError(_describe_mismatch(folder, str(differences) or str(error))) from error
     missing = [name for name in result.missing_keys if name in state or name in differences.missing]
     unexpected = [name for name in differences.unexpected if name not in names or name in result.unexpected_keys]
-    refuse_other_weights(inner, folder, Differences(missing, unexpected), to_resume)
-    (on_key_mismatch or log_names_that_differ)(type(result)(missing, unexpected))
+    refuse_mismatched_weights(inner, folder, Differences(missing, unexpected), to_resume)
+    (on_key_mismatch or log_key_mismatch)(type(result)(missing, unexpected))
 
 
-def separate_elements(model: nn.Module) -> None:
+def materialize_expanded_tensors(model: nn.Module) -> None:
     """Give tensors that `expand` has made memory for each element, without which torch loads nothing into them."""
     for tensor in (*model.parameters(), *model.buffers()):
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
@@ -295,7 +295,7 @@ def separate_elements(model: nn.Module) -> None:
             tensor.data = tensor.data.contiguous()
 
 
-def refuse_other_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
+def refuse_mismatched_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
     """Raise a RuntimeError for stored weights of another model; buffers and frozen parameters may be missing.
 
     Parameters:
@@ -303,57 +303,59 @@ def refuse_other_weights(model: nn.Module, folder: Path, differences: Difference
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
-        raise RuntimeError(_another_model(folder, str(differences)))
+        raise RuntimeError(_describe_mismatch(folder, str(differences)))
 
 
-def log_names_that_differ(load_result: Any) -> None:
+def log_key_mismatch(load_result: Any) -> None:
     """Warn of weights that the model or the checkpoint lacks, as torch's `load_state_dict` returns them."""
     if differences := Differences(list(load_result.missing_keys), list(load_result.unexpected_keys)):
         logger.warning("Weights were loaded that are not all of the model's: %s.", differences)
 
 
-def _another_model(folder: Path, text: str) -> str:
+def _describe_mismatch(folder: Path, text: str) -> str:
     return (
         f"The weights in {folder} are not those of this model: {text}. Make the model as it was when the checkpoint "
         "was written, or load what fits by hand and start a new training."
     )
 
 
-def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
+def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
     """Return stored weights under the names of a model, tied ones under each of theirs, and what does not match.
 
     Wrappers' prefixes are taken away or added. If names are left over, and the model is one of transformers, that
     library is asked to convert them: it renames, splits and joins weights between its releases.
     """
-    state, differences = _renamed(model, stored)
-    inner: Any = users_model(model)
-    if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
+    state, differences = _rename_to_model(model, stored)
+    inner: Any = unwrap_user_model(model)
+    if not differences or not is_a(inner, "pretrained model") or has_adapters(inner):
         return state, differences
     try:
-        converted, unused, shapes = _converted(inner, stored)
+        converted, unused, shapes = _convert_names(inner, stored)
     except Exception as error:
         # A class with another constructor cannot be made again; its names are compared as they stand.
         logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
-    state, differences = _renamed(model, converted)
-    missing = [name for name in differences.missing if _plain_name(name) not in shapes]
+    state, differences = _rename_to_model(model, converted)
+    missing = [name for name in differences.missing if _strip_wrapper_prefixes(name) not in shapes]
     unexpected = [*dict.fromkeys([*differences.unexpected, *unused])]
     return state, Differences(missing, unexpected, [*dict.fromkeys([*shapes.values(), *differences.shapes])])
 
 
-def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
+def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
     own = model.state_dict()
-    plain = {_plain_name(name): name for name in own}
-    state = {name if name in own else plain.get(_plain_name(name), name): value for name, value in stored.items()}
-    for first, others in tied_names(own).items():
+    plain = {_strip_wrapper_prefixes(name): name for name in own}
+    state = {
+        name if name in own else plain.get(_strip_wrapper_prefixes(name), name): value for name, value in stored.items()
+    }
+    for first, others in find_tied_names(own).items():
         tied = (first, *others)
         value = next((state[name] for name in tied if name in state), None)
         if value is not None:
             state = {**dict.fromkeys(tied, value), **state}
-    inner, differences = users_model(model), Differences.between(state, own)
+    inner, differences = unwrap_user_model(model), Differences.between(state, own)
     ignored = ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
-    missing = _not_ignored(differences.missing, inner, *ignored)
-    unexpected = _not_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
+    missing = _drop_ignored(differences.missing, inner, *ignored)
+    unexpected = _drop_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
     return state, Differences(missing, unexpected, differences.shapes)
 
 
@@ -362,11 +364,11 @@ def _has_shape(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
-def other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
+def describe_shape_mismatch(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
     return f"{name} is {tuple(stored)} in the checkpoint and {tuple(own)} in the model"
 
 
-def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+def _convert_names(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Convert weights to the names of the installed transformers.
 
     Returns:
@@ -389,7 +391,7 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
             )
     finally:
         logging.disable(before)
-    shapes = {name: other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
+    shapes = {name: describe_shape_mismatch(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
     # The model's own loading may use names that the conversion does not.
     left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
@@ -397,12 +399,12 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], l
     return {**left, **state}, list(notes["unexpected_keys"]), shapes
 
 
-def _plain_name(name: str) -> str:
+def _strip_wrapper_prefixes(name: str) -> str:
     """Return a name without what wrappers put into it."""
     return name.removeprefix(WRAPPER_PREFIX).replace(f"{COMPILED_PART}.", "")
 
 
-def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
+def _drop_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
     patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
@@ -413,7 +415,7 @@ def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str
 WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|littrainer_trained_beside_adapters\.pt")
 
 
-def names_of_sick(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
+def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
     """Return the names of weights with a number that is not finite; of those that are sharded this process's part.
 
     Parameters:
@@ -437,11 +439,11 @@ def names_of_sick(model: nn.Module, with_buffers: bool = False, optimizer: Any =
     if math.isfinite(nn.utils.get_total_norm(weights.values())):
         return []
 
-    def is_sick(name: str, weight: torch.Tensor) -> bool:
+    def is_nonfinite(name: str, weight: torch.Tensor) -> bool:
         ends = [*map(float, weight.aminmax())]
         return any(map(math.isnan, ends)) or not (name in buffers or all(map(math.isfinite, ends)))
 
-    return [name for name, weight in weights.items() if is_sick(name, weight)]
+    return [name for name, weight in weights.items() if is_nonfinite(name, weight)]
 
 
 # ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------
@@ -449,19 +451,19 @@ def names_of_sick(model: nn.Module, with_buffers: bool = False, optimizer: Any =
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 # Parameters that are trained and that PEFT leaves out of an adapter's file: the encoder of p-tuning, of which it keeps
 # what it computes only, and parameters of the base model that a script has unfrozen by hand.
-LEFT_OUT_NAME = "littrainer_trained_beside_adapters.pt"
+NON_ADAPTER_PARAMS_NAME = "littrainer_trained_beside_adapters.pt"
 # The name that PEFT gives an adapter by itself; it lies in the checkpoint's own folder, others in one of their names.
 DEFAULT_ADAPTER = "default"
 # The prefix of names in PEFT's own models; a transformers model that carries adapters is written with it too.
 PEFT_PREFIX = "base_model.model."
 
 
-def carries_adapters(model: Any) -> bool:
+def has_adapters(model: Any) -> bool:
     """Return whether saving this model saves adapters only."""
     return is_a(model, "peft model") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
-def adapter_folders(folder: Path) -> dict[str, Path]:
+def list_adapters(folder: Path) -> dict[str, Path]:
     """Return the folders below a checkpoint that hold adapters, by adapter name; the checkpoint's own under `""`."""
     found = {"": folder} if _weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
@@ -479,7 +481,7 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
     """
     from peft import set_peft_model_state_dict
 
-    folders, active = adapter_folders(folder) or {"": folder}, _active_adapters(model)
+    folders, active = list_adapters(folder) or {"": folder}, _active_adapters(model)
     # A single adapter in the checkpoint's own folder is the one at work, whatever its name here.
     named = {(active[0] if list(folders) == [""] else name or DEFAULT_ADAPTER): path for name, path in folders.items()}
     stored = {}
@@ -519,35 +521,35 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     return load_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)
 
 
-def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
+def write_non_adapter_params(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
     """Write the trained parameters that the files of the adapters lack; no file if they lack none."""
     own = model.state_dict()
-    weights, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)
-    (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
+    weights, names = own if state_dict is None else state_dict, _find_trained_outside_adapters(model, own)
+    (folder / NON_ADAPTER_PARAMS_NAME).unlink(missing_ok=True)
     if names:
-        torch.save({name: weights.get(name, own[name]) for name in names}, folder / LEFT_OUT_NAME)
+        torch.save({name: weights.get(name, own[name]) for name in names}, folder / NON_ADAPTER_PARAMS_NAME)
 
 
-def load_left_out(model: Any, folder: Path) -> list[str]:
-    """Load what `write_left_out` wrote, if it matches, and return what did not; log trained parameters in no file."""
+def load_non_adapter_params(model: Any, folder: Path) -> list[str]:
+    """Load what `write_non_adapter_params` wrote, if it matches, and return what did not; log trained parameters in no file."""
     own = model.state_dict()
-    path = folder / LEFT_OUT_NAME
+    path = folder / NON_ADAPTER_PARAMS_NAME
     stored = load_tensors(path) if path.is_file() else {}
     wrong = [name for name, value in stored.items() if name not in own or own[name].shape != value.shape]
     if wrong:
-        return [f"{name} in {LEFT_OUT_NAME} is not the model's" for name in wrong]
-    if absent := [name for name in _trained_outside_adapters(model, own) if name not in stored]:
+        return [f"{name} in {NON_ADAPTER_PARAMS_NAME} is not the model's" for name in wrong]
+    if absent := [name for name in _find_trained_outside_adapters(model, own) if name not in stored]:
         logger.warning(
             "%s does not hold %s, which is trained: PEFT does not save it. It stays as it is, and numbers differ from "
             "those of an uninterrupted training.",
             folder,
-            listed(absent, LONGEST_LIST),
+            listed(absent, MAX_LISTED_NAMES),
         )
     model.load_state_dict(stored, strict=False)
     return []
 
 
-def _trained_outside_adapters(model: Any, own: Mapping[str, Any]) -> list[str]:
+def _find_trained_outside_adapters(model: Any, own: Mapping[str, Any]) -> list[str]:
     from peft import get_peft_model_state_dict
 
     names = list(model.peft_config) if is_a(model, "peft model") else _active_adapters(model)
@@ -574,10 +576,10 @@ def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Diff
     return replace(differences, unexpected=unexpected)
 
 
-def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
+def read_adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
     """Return the weights of a checkpoint's adapters under the names that they have in a model, which must have them."""
     own = [name for name, _ in model.named_parameters()]
-    folders, weights = adapter_folders(folder), dict[str, Any]()
+    folders, weights = list_adapters(folder), dict[str, Any]()
     for adapter in getattr(model, "peft_config", {}):
         source = folders.get(adapter) or folders.get("")
         if source is None:

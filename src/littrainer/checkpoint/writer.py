@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from littrainer.checkpoint.atomic_write import name_final_folder
+from littrainer.checkpoint.atomic_write import rewrite_staging_paths
 from littrainer.checkpoint.checksums import MIN_LARGE_FILE_BYTES, ManifestBuilder
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from littrainer.checkpoint.run_record import write_arguments
-from littrainer.checkpoint.weights import write_weights, writes_given_weights
+from littrainer.checkpoint.weights import can_write_copied_weights, write_weights
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
-logger.addFilter(name_final_folder)
+logger.addFilter(rewrite_staging_paths)
 
 
 class StagedCheckpoint:
@@ -34,14 +34,14 @@ class StagedCheckpoint:
 
     Attributes:
         is_deferred: only collect what `write_deferred` writes.
-        defers_parts: likewise for the parts that all processes write together.
+        defers_shards: likewise for the parts that all processes write together.
         deferred: values to write, which refer to tensors that training changes, each with the function that writes it.
         parts: what all processes write together, by the folder's name.
     """
 
     def __init__(self, folder: Path, manifest: ManifestBuilder | None = None) -> None:
         self.folder, self.manifest = folder, manifest
-        self.is_deferred = self.defers_parts = False
+        self.is_deferred = self.defers_shards = False
         self.deferred: list[tuple[Any, Callable[[Any], object]]] = []
         self.parts: dict[str, Any] = {}
 
@@ -52,7 +52,7 @@ class StagedCheckpoint:
             state_dict: weights to write; the model's own by default.
         """
         logger.info(f"Saving model checkpoint to {self.folder}")
-        if self.is_deferred and writes_given_weights(model):
+        if self.is_deferred and can_write_copied_weights(model):
             weights = model.state_dict() if state_dict is None else state_dict
             self.deferred.append((weights, functools.partial(self._write_weights, model)))
         else:
@@ -66,16 +66,16 @@ class StagedCheckpoint:
         """Write trainer_state.json."""
         self._write(text, functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8"))
 
-    def write_parts(self, states: dict[str, Any]) -> None:
+    def write_shards(self, states: dict[str, Any]) -> None:
         """Write this process's parts of states, by the folder's name; all processes call this."""
         self.parts.update(states)
         for name in states:
             # A process that failed to do so later would leave the others waiting for its part.
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        if not self.defers_parts:
-            self.write_collected_parts()
+        if not self.defers_shards:
+            self.write_collected_shards()
 
-    def write_collected_parts(self, group: Any = None) -> None:
+    def write_collected_shards(self, group: Any = None) -> None:
         """Write this process's parts; those of all exist when this returns.
 
         Parameters:
@@ -84,7 +84,7 @@ class StagedCheckpoint:
         from littrainer.checkpoint import sharded_files
 
         for name, state in self.parts.items():
-            sharded_files.write_parts(self.folder / name, state, group)
+            sharded_files.write_shards(self.folder / name, state, group)
         self.parts = {}
 
     def write_deferred(self) -> None:
@@ -114,7 +114,7 @@ class StagedCheckpoint:
             self.manifest.add_large_files()
 
 
-def write_companions(folder: str | Path, args: TrainingArguments, processing_class: Any) -> None:
+def write_tokenizer_and_args(folder: str | Path, args: TrainingArguments, processing_class: Any) -> None:
     """Write what belongs to a model except its weights: the processing class, if there is one, and the arguments."""
     if processing_class is not None:
         processing_class.save_pretrained(folder)

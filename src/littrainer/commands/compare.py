@@ -7,15 +7,15 @@ import math
 import re
 from collections.abc import Sequence
 
-from littrainer.arguments.shown_arguments import default_texts, is_same
+from littrainer.arguments.shown_arguments import format_defaults, is_same
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.weights import holds_weights
+from littrainer.checkpoint.weights import has_weights
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser
-from littrainer.commands.differences import LogComparison, compare_logs, weight_gaps, weights_in
-from littrainer.commands.report_charts import ABSENT, training_charts
-from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, checkpoints_in, read_folders
+from littrainer.commands.differences import LogComparison, compare_logs, load_saved_weights, weight_gaps
+from littrainer.commands.report_charts import ABSENT, build_training_charts
+from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, identify_checkpoints, load_folders
 from littrainer.commands.report_page import Table, page
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 
 DESCRIPTION = """\
 Show where two trainings differ: in their arguments, code, data, weights at the start, versions and environment; the
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs=2, metavar="OUTPUT_DIR", help="output_dir of a training, or a checkpoint in it")
     parser.add_argument("--html", metavar="FILE.html", help="write a page too, with charts of both")
     options = parser.parse_args(words)
-    runs, searches = read_folders(options.runs)
+    runs, searches = load_folders(options.runs)
     if len(runs) != 2 or searches:
         raise BadInput("give the folders of two trainings; a search, or one folder twice, is not two")
     logs = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True)
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
         print("\n\n".join([verdict, *map(_as_text, tables), *notes]))
         if options.html is not None:
-            write_whole(options.html, page(runs, [], training_charts(runs), verdict=verdict, tables=tables))
+            write_atomically(options.html, page(runs, [], build_training_charts(runs), verdict=verdict, tables=tables))
             print(f"\npage: {options.html}")
         return status
     except (ValueError, OSError) as error:
@@ -70,7 +70,7 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
     """Return the name and both values of each argument and fact that differed from the start."""
     found = []
     if one.arguments is not None and other.arguments is not None:
-        left, right = ({**default_texts(), **arguments} for arguments in (one.arguments, other.arguments))
+        left, right = ({**format_defaults(), **arguments} for arguments in (one.arguments, other.arguments))
         # One side may have arguments that the other side does not know.
         names = [name for name in left if name in right and name not in NAMES_OF_THE_RUN]
         found = [(name, left[name], right[name]) for name in names if not is_same(left[name], right[name])]
@@ -85,14 +85,14 @@ def causes(one: Run, other: Run) -> list[tuple[str, str, str]]:
 def _layers_of(one: Run, other: Run) -> tuple[str, dict[str, float]]:
     """Return the folders of the compared weights, and the largest difference in each layer."""
     # The folder of a run, and its checkpoints, the newest first.
-    folders = [[run.folder, *reversed(checkpoints_in(run.folder))] for run in (one, other)]
-    pairs = [*itertools.product(*(filter(holds_weights, places) for places in folders))]
+    folders = [[run.folder, *reversed(identify_checkpoints(run.folder))] for run in (one, other)]
+    pairs = [*itertools.product(*(filter(has_weights, places) for places in folders))]
     if not pairs:
         return "", {}
     common = [pair for pair in pairs if pair[0].relative_to(one.folder) == pair[1].relative_to(other.folder)]
     left, right = [*common, *pairs][0]
     layers: dict[str, float] = {}
-    for weight, gap in weight_gaps(weights_in(left), weights_in(right)).items():
+    for weight, gap in weight_gaps(load_saved_weights(left), load_saved_weights(right)).items():
         layer = LAYER.match(weight)[0]  # type: ignore[index]
         layers[layer] = max(layers.get(layer, 0.0), gap)
     return f"{left} and {right}", layers

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from littrainer.checkpoint.weights import adapter_folders, read_adapter, read_weights
+from littrainer.checkpoint.weights import list_adapters, read_adapter, read_weights
 
 NOT_LOGGED = "not logged"
 Logs = Mapping[tuple[int, str], Any]
@@ -65,13 +65,13 @@ def largest_gaps(one: Logs, other: Logs) -> dict[str, float]:
     return gaps
 
 
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights in a folder, or those of the adapters in it.
 
     Raises:
         ValueError: a file is damaged, or there is none.
     """
-    adapters = [(f"{name}." if name else "", read_adapter(place)) for name, place in adapter_folders(folder).items()]
+    adapters = [(f"{name}." if name else "", read_adapter(place)) for name, place in list_adapters(folder).items()]
     # Modules may keep other things besides tensors.
     return {
         f"{adapter}{name}": weight

@@ -62,8 +62,8 @@ SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 def main(words: Sequence[str]) -> int:
     """Run the command on the words after `littrainer env`; returns the exit status."""
     CommandParser("env", DESCRIPTION).parse_args(words)
-    torch = about_torch()
-    versions = {name: version_of(name) for name in PACKAGES}
+    torch = query_torch()
+    versions = {name: get_version(name) for name in PACKAGES}
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = ", ".join(name for name, version in versions.items() if not version)
     problems = [*([torch["error"]] if "error" in torch else []), *findings()] or ["none"]
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     lines += ["", "### packages", "", f"- installed: {installed}", f"- not installed: {missing}"]
     sections = {
         "torch": torch,
-        "accelerate's configuration": accelerate_configuration(),
+        "accelerate's configuration": read_accelerate_configuration(),
         "environment variables": variables(os.environ),
     }
     for title, facts in sections.items():
@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def about_torch() -> dict[str, Any]:
+def query_torch() -> dict[str, Any]:
     """Return the facts of `torch.utils.collect_env`; if torch cannot be imported, `error` says why."""
     # The folders of this process come first, so that the same torch is found wherever it was started.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -100,7 +100,7 @@ def about_torch() -> dict[str, Any]:
         return {"error": f"import torch ended its process with status {process.returncode}: {reason}"}
 
 
-def version_of(name: str) -> str | None:
+def get_version(name: str) -> str | None:
     """Return the version of a package, or None."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
@@ -109,7 +109,7 @@ def version_of(name: str) -> str | None:
 
 def findings() -> Iterator[str]:
     """Yield which packages are missing or have a version that littrainer does not support, and what to install."""
-    if version_of(OWN_NAME) is None:
+    if get_version(OWN_NAME) is None:
         yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
         return
     for text in requires(OWN_NAME) or []:
@@ -121,7 +121,7 @@ def findings() -> Iterator[str]:
         is_relevant = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         if extra in EXTRAS_FOR_DEVELOPMENT or not is_relevant:
             continue
-        found = version_of(requirement.name)
+        found = get_version(requirement.name)
         wanted = f"pip install '{requirement.name}{requirement.specifier}'"
         if found is None and not extra:
             yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
@@ -129,7 +129,7 @@ def findings() -> Iterator[str]:
             yield f"{requirement.name} {found} is outside what littrainer supports: {wanted}"
 
 
-def accelerate_configuration() -> dict[str, str]:
+def read_accelerate_configuration() -> dict[str, str]:
     """Return the files that `accelerate config` has written for `accelerate launch`."""
     folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]

@@ -93,7 +93,7 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
                 print(f"littrainer explain: {warning.message}", file=sys.stderr)
             if unknown:
                 raise BadInput(unrecognized(unknown, [*option_names(command), *option_names(parser)]))
-            print(program(args) if as_code else explanation(_small_trainer(args), args, words), end="")
+            print(program(args) if as_code else explain_trainer(_small_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         raise BadInput(str(error)) from error
     return 0
@@ -123,7 +123,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 
     def make_and_stop(self: Trainer, *args: Any, **kwargs: Any) -> NoReturn:
         make_trainer(self, *args, **kwargs)
-        raise TrainerReached(program(self.args, script) if as_code else explanation(self, self.args, words))
+        raise TrainerReached(program(self.args, script) if as_code else explain_trainer(self, self.args, words))
 
     install()
     trainer_class.__init__ = make_and_stop
@@ -141,7 +141,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
+def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
     """Describe where a Trainer's arguments go, and the Lightning keywords and parts that they result in.
 
     Parameters:
@@ -149,14 +149,14 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
         args: the arguments whose values are shown.
         words: the command line; arguments that are named there come first.
     """
-    from littrainer.arguments.normalization import trackers_in
-    from littrainer.arguments.report_to import tracker_label
+    from littrainer.arguments.normalization import list_trackers
+    from littrainer.arguments.report_to import format_tracker
     from littrainer.lightning_adapter import lightning_trainer
 
     def reason(name: str) -> str:
         if name in (trainer.lightning_keywords or {}) or name in (trainer.args.lightning or {}):
             return "given as `lightning`"
-        tables = (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.FACTS_OF_LAUNCHERS, DERIVED_KEYWORDS)
+        tables = (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.LAUNCHER_KEYWORDS, DERIVED_KEYWORDS)
         return next(str(table[name][1]) for table in tables if name in table)
 
     def names(things: Sequence[Any]) -> str:
@@ -170,7 +170,7 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     window = "each micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
     mode = "manual" if trainer.overrides_training_step() else "automatic"
     precision = lightning.precision_plugin
-    trackers = ", ".join(map(tracker_label, trackers_in(trainer.args.report_to))) or "none"
+    trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
     parts = [
         ("strategy", f"{type(lightning.strategy).__name__} on {trainer.args.device}"),
         ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
@@ -183,8 +183,8 @@ def explanation(trainer: Trainer, args: TrainingArguments, words: Sequence[str] 
     options = {word.partition("=")[0].replace("-", "_") for word in words}
     named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
-        (f"{name}={value!r}", f"{SPECS[name].place.value}: {_purpose_of(name)}")
-        for name, value in (named | changed_arguments(args)).items()
+        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_purpose_of(name)}")
+        for name, value in (named | get_changed_arguments(args)).items()
     ]
     sections = {
         "your arguments, and those that differ from their defaults": changed or [("none", "")],
@@ -202,7 +202,7 @@ def _purpose_of(name: str) -> str:
     return text.partition(";")[0].partition(": ")[0].rstrip(".") + "."
 
 
-def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
+def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Return the arguments that differ from their defaults, with masked tokens, in the documented order."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
@@ -226,10 +226,10 @@ def program(args: TrainingArguments, script: str | None = None) -> str:
         script: the script that they come from.
     """
     from littrainer.lightning.arguments import is_plain
-    from littrainer.lightning.ignored_arguments import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
+    from littrainer.lightning.ignored_arguments import DATA_MODULE_ARGUMENTS, LIGHTNING_EQUIVALENTS, MODULE_ARGUMENTS
 
     in_arguments, left_out = [], []
-    for name, value in changed_arguments(args).items():
+    for name, value in get_changed_arguments(args).items():
         sentence = _purpose_of(name)
         if name in ABOUT_MODELS:
             left_out.append(f"- {name}: {sentence} It needs your model; add it to ARGUMENTS then.")
@@ -237,10 +237,10 @@ def program(args: TrainingArguments, script: str | None = None) -> str:
             left_out.append(f"- {name}: {sentence} It holds objects, which cannot be printed; add them.")
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
             left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
-        elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
-            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].place.value}: {sentence}\n')
+        elif name in DATA_MODULE_ARGUMENTS or name in MODULE_ARGUMENTS or name == "max_grad_norm":
+            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].reader.value}: {sentence}\n')
         elif name not in IN_KEYWORDS:
-            instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
+            instead = f" Instead: {LIGHTNING_EQUIVALENTS[name]}." if name in LIGHTNING_EQUIVALENTS else ""
             left_out.append(f"- {name}: {sentence}{instead}")
     origin = "these arguments" if script is None else f"the arguments of {os.path.basename(script)}"
     heading = [f"The training that {origin} describe, as a plain Lightning program."]

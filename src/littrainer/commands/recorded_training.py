@@ -49,7 +49,7 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def change_when_imported(changes: dict[str, Callable[[Any], Any]]) -> None:
+def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
     """Let functions have modules, by their names, as soon as these have been loaded."""
 
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
@@ -139,7 +139,7 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
         arguments: lambda module: redirect(module.TrainingArguments, "__post_init__", folder),
         trainer: change_trainer,
     }
-    change_when_imported(changes)
+    patch_on_import(changes)
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.
         sys.modules["littrainer.auto"] = types.ModuleType("littrainer.auto")

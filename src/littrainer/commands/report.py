@@ -10,11 +10,11 @@ from pathlib import Path
 
 from littrainer.checkpoint.layout import RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.commands.command_line import BadInput, CommandParser
-from littrainer.commands.report_charts import Chart, picture, search_charts, training_charts
-from littrainer.commands.report_folders import MissingState, Run, Search, read_folders
+from littrainer.commands.report_charts import Chart, build_search_charts, build_training_charts, picture
+from littrainer.commands.report_folders import MissingState, Run, Search, load_folders
 from littrainer.commands.report_page import page
-from littrainer.runtime.atomic_files import write_whole
-from littrainer.runtime.remote_folder import RemoteFolderError, address_of, local_folder
+from littrainer.runtime.atomic_files import write_atomically
+from littrainer.runtime.remote_folder import RemoteFolderError, get_remote_url, local_folder
 from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"
@@ -66,11 +66,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Path, list[Chart]]:
-    runs, searches = read_folders(_local_folders(options.folders))
+    runs, searches = load_folders(_local_folders(options.folders))
     target = _target(runs, searches, options.output)
-    charts = [chart for number, search in enumerate(searches) for chart in search_charts(search, f"search {number}")]
-    charts += training_charts(runs)
-    write_whole(target, page(runs, searches, charts, live_seconds))
+    charts = [
+        chart for number, search in enumerate(searches) for chart in build_search_charts(search, f"search {number}")
+    ]
+    charts += build_training_charts(runs)
+    write_atomically(target, page(runs, searches, charts, live_seconds))
     return target, charts
 
 
@@ -82,12 +84,12 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
             path = local_folder(folder)
             if path != folder:
                 # They load torch, which reports on local folders do without.
-                from littrainer.checkpoint.remote import fetch_small_files
+                from littrainer.checkpoint.remote import download_small_files
                 from littrainer.checkpoint.store import is_abandoned
 
                 # A run of this machine has the newest files here.
                 if is_abandoned(Path(path)):
-                    path = str(fetch_small_files(Path(path), REMOTE_FILES))
+                    path = str(download_small_files(Path(path), REMOTE_FILES))
         except (RemoteFolderError, ImportError, OSError, ValueError) as error:
             raise BadInput(str(error)) from error
         paths.append(path)
@@ -96,7 +98,7 @@ def _local_folders(folders: Sequence[str]) -> list[str]:
 
 def _write_picture(path: Path, charts: list[Chart]) -> None:
     try:
-        write_whole(path, picture(charts))
+        write_atomically(path, picture(charts))
     except ImportError:
         print("picture: not written; it needs matplotlib: pip install matplotlib")
     else:
@@ -136,7 +138,7 @@ def _target(runs: list[Run], searches: list[Search], output: str | None) -> Path
         return target
     folders = {search.file.parent for search in searches} | {run.folder for run in runs}
     home = folders.pop() if len(folders) == 1 else Path()
-    home = Path() if address_of(home) else home
+    home = Path() if get_remote_url(home) else home
     # One more file would make a checkpoint differ from its manifest.
     target = (home.parent if checkpoint_step(home) is not None else home) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from littrainer.callbacks.log_history import COSTS, SPEED, SPEED_PREFIX, TRAINING
+from littrainer.callbacks.log_history import COSTS, SPEED_PREFIX, THROUGHPUT, TRAINING
 from littrainer.commands.report_folders import Run, Search
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, TrialRecord
 
@@ -20,10 +20,10 @@ TITLES = {
     "loss": "Loss",
     LEARNING_RATE: "Learning rate",
     GRADIENT_NORM: "Gradient norm before clipping",
-    SPEED: "Samples per second of evaluations",
+    THROUGHPUT: "Samples per second of evaluations",
 }
 # Their zero means something, and a logarithmic axis does not have one.
-ALWAYS_LINEAR = (LEARNING_RATE, SPEED)
+ALWAYS_LINEAR = (LEARNING_RATE, THROUGHPUT)
 # So many metrics of evaluations, and so many others, are drawn.
 MAX_METRICS = 12
 MAX_PARAMETERS = 8
@@ -89,7 +89,7 @@ class Chart:
 # ---- Trainings -------------------------------------------------------------------------------------------------------
 
 
-def training_charts(runs: list[Run]) -> list[Chart]:
+def build_training_charts(runs: list[Run]) -> list[Chart]:
     """Return the charts of trainings, which are drawn over each other."""
     sources = dict.fromkeys([TRAINING, *(source for run in runs for _, source in run.history.curves)])
     charts = []
@@ -148,7 +148,7 @@ def _describe(series: Series) -> str:
     values = [value for value in series.y if value is not None]
     if not values:
         return ""
-    first, last, least, greatest = map(short_number, (values[0], values[-1], min(values), max(values)))
+    first, last, least, greatest = map(format_number, (values[0], values[-1], min(values), max(values)))
     name = f"{series.run}, {series.source}"
     if len(values) == 1:
         return f"{name} is {first}"
@@ -165,7 +165,7 @@ def split_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
     of_evaluations = [metric for metric in others if metric in evaluated]
     of_training = [metric for metric in others if metric not in evaluated]
     chosen = {*TITLES, *deciding, *of_evaluations[:MAX_METRICS], *of_training[:MAX_METRICS]}
-    order = ["loss", *of_evaluations, LEARNING_RATE, GRADIENT_NORM, SPEED, *of_training]
+    order = ["loss", *of_evaluations, LEARNING_RATE, GRADIENT_NORM, THROUGHPUT, *of_training]
     ordered = [metric for metric in order if metric in logged]
     return [metric for metric in ordered if metric in chosen], [metric for metric in ordered if metric not in chosen]
 
@@ -173,7 +173,7 @@ def split_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
 # ---- Searches --------------------------------------------------------------------------------------------------------
 
 
-def search_charts(search: Search, group: str) -> list[Chart]:
+def build_search_charts(search: Search, group: str) -> list[Chart]:
     """Return objectives over trials, against each other, and over the hyperparameters."""
     names, complete = search.objective_names, search.complete
     charts = [_over_trials(search, group, number, name) for number, name in enumerate(names)]
@@ -248,7 +248,7 @@ def _over_parameter(search: Search, group: str, name: str) -> Chart:
 # ---- Numbers as text -------------------------------------------------------------------------------------------------
 
 
-def short_number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number for a table: 0.7871, 1.5e-05, 12,345."""
     is_whole = math.isfinite(value) and value == int(value)
     return f"{value:,.0f}" if abs(value) < 1e6 and (is_whole or abs(value) >= 1e4) else f"{value:.4g}"

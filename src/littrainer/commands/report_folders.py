@@ -14,9 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.secrets import without_secrets
-from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import EVALUATION, TRAINING, History, Point, logged_values, read_history
+from littrainer.arguments.secrets import redact_secrets
+from littrainer.arguments.shown_arguments import format_value
+from littrainer.callbacks.log_history import (
+    EVALUATION,
+    TRAINING,
+    History,
+    Point,
+    collect_logged_values,
+    parse_log_history,
+)
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
@@ -77,8 +84,8 @@ class Run:
 
     @property
     def logged(self) -> dict[tuple[int, str], Any]:
-        """The logged values by step and name, as `logged_values` returns them."""
-        return logged_values(self.state.log_history)
+        """The logged values by step and name, as `collect_logged_values` returns them."""
+        return collect_logged_values(self.state.log_history)
 
     @property
     def best_checkpoint(self) -> str | None:
@@ -193,7 +200,7 @@ class Search:
         return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
 
 
-def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
+def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
     """Read the runs and searches in folders; a folder that is given twice is read once.
 
     Parameters:
@@ -232,7 +239,7 @@ def _read_search(record: Path, name: str) -> Search:
             f"{record} is not a readable record of a search ({error}); give a folder whose file is intact."
         ) from error
     for trial in search.stored.trials:
-        trial.parameters = without_secrets(trial.parameters)
+        trial.parameters = redact_secrets(trial.parameters)
     return search
 
 
@@ -246,7 +253,7 @@ def _read_run(folder: Path, name: str, state_file: Path) -> Run:
             f"{state_file} is not a readable trainer state ({error.__cause__ or error}); give the folder of a "
             "checkpoint whose file is intact."
         ) from error
-    history = read_history(state.log_history)
+    history = parse_log_history(state.log_history)
     run = Run(name, folder, state_file, state, history, notes=[*history.notes])
     if not history.curves:
         run.notes.append(
@@ -262,7 +269,7 @@ def _read_run(folder: Path, name: str, state_file: Path) -> Run:
 
 def _state_file(folder: Path) -> Path | None:
     """Return the trainer_state.json of a run or its newest checkpoint, else the last file of a CSVLogger."""
-    states = (place / TRAINER_STATE_NAME for place in (folder, *reversed(checkpoints_in(folder))))
+    states = (place / TRAINER_STATE_NAME for place in (folder, *reversed(identify_checkpoints(folder))))
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
     return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
@@ -292,7 +299,7 @@ def _describe_missing(folder: Path) -> str:
     )
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def identify_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the one with the fewest steps first."""
     found = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
     steps = {path: step for path, step in found.items() if step is not None}
@@ -315,12 +322,14 @@ def _add_arguments(run: Run, places: list[Path]) -> None:
             run.arguments = read_arguments(path)
             return
         record = json.loads(path.read_text("utf-8"))
-        run.arguments = {name: as_text(value) for name, value in without_secrets(record["arguments"]).items()}
+        run.arguments = {name: format_value(value) for name, value in redact_secrets(record["arguments"]).items()}
         facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
         for name, described in record.get("data", {}).items():
             facts |= {f"{name} attributes": described.pop("attributes", None), f"{name} data": described}
         facts[FIRST_WEIGHTS] = record.get("model")
-        run.environment = {name: as_text(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})}
+        run.environment = {
+            name: format_value(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 

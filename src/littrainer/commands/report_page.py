@@ -11,9 +11,16 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
-from littrainer.callbacks.log_history import COSTS, EVALUATION, SPEED_PREFIX, TRAINING, advice_on, shares_of_time
-from littrainer.commands.report_charts import ABSENT, Chart, duration, short_number, split_metrics
+from littrainer.arguments.shown_arguments import format_defaults, is_same, select_non_defaults
+from littrainer.callbacks.log_history import (
+    COSTS,
+    EVALUATION,
+    SPEED_PREFIX,
+    TRAINING,
+    compute_time_shares,
+    suggest_speedup,
+)
+from littrainer.commands.report_charts import ABSENT, Chart, duration, format_number, split_metrics
 from littrainer.commands.report_folders import Run, Search
 from littrainer.runtime.version import __version__
 from littrainer.search.record import FAILED, PRUNED, STATES, TrialRecord
@@ -107,15 +114,15 @@ def verdict_of_runs(runs: Sequence[Run]) -> str:
     metric, source = runs[0].deciding_curve
     reached = {run.name: points for run in runs if (points := run.best_points(metric, source))}
     if not reached:
-        losses = [short_number(point.value) for point in runs[0].history.curves.get(("loss", TRAINING), [])]
+        losses = [format_number(point.value) for point in runs[0].history.curves.get(("loss", TRAINING), [])]
         is_alone = len(runs) == 1 and len(losses) > 1
         return f"Training loss went from {losses[0]} to {losses[-1]}; nothing was evaluated" if is_alone else ""
     best = (min if runs[0].is_less_better(metric) else max)(points[0].value for points in reached.values())
-    text = f"Best {_name_of(metric, source)} {short_number(best)}"
+    text = f"Best {_name_of(metric, source)} {format_number(best)}"
     if len(runs) > 1:
         return f"{text} by {' and '.join(name for name, points in reached.items() if points[0].value == best)}"
     points = reached[runs[0].name]
-    steps = " and ".join(short_number(point.step) for point in points[:2])
+    steps = " and ".join(format_number(point.step) for point in points[:2])
     return f"{text} at step {steps}{_what_followed(runs[0], source, points[-1].step)}"
 
 
@@ -149,7 +156,7 @@ def verdict_of_search(search: Search) -> str:
         return ""
     if len(search.stored.directions) > 1:
         return f"No trial surpasses {trials} in all objectives"
-    return f"Best {search.objective_names[0]} {short_number(best[0].objectives()[0])}: {trials}"
+    return f"Best {search.objective_names[0]} {format_number(best[0].objectives()[0])}: {trials}"
 
 
 # ---- Figures and tables ----------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ def _figures(run: Run) -> dict[str, str]:
     state, summary = run.state, run.history.summary
 
     def show(value: float | None, planned: float = 0) -> str:
-        return short_number(value or 0) + (f" of {short_number(planned)}" if planned > 0 and planned != value else "")
+        return format_number(value or 0) + (f" of {format_number(planned)}" if planned > 0 and planned != value else "")
 
     figures = {
         "Optimizer steps": show(state.global_step, state.max_steps),
@@ -169,7 +176,7 @@ def _figures(run: Run) -> dict[str, str]:
     if state.best_metric is not None:
         name = (run.arguments or {}).get("metric_for_best_model", "")
         step = "" if run.best_step is None else f" at step {run.best_step}"
-        figures["Best evaluation"] = f"{short_number(state.best_metric)} {name}{step}"
+        figures["Best evaluation"] = f"{format_number(state.best_metric)} {name}{step}"
     if run.best_checkpoint is not None:
         figures["Best checkpoint"] = run.best_checkpoint
     logged = {
@@ -183,7 +190,7 @@ def _figures(run: Run) -> dict[str, str]:
     }
     for name, value in logged.items():
         if value is not None:
-            figures[name] = duration(value) if name == "Duration" else short_number(value)
+            figures[name] = duration(value) if name == "Duration" else format_number(value)
     return figures
 
 
@@ -191,9 +198,9 @@ def _large_figures(run: Run) -> dict[str, str]:
     metric, source = run.deciding_curve
     best = run.best_points(metric, source)
     losses = run.history.curves.get(("loss", TRAINING), [])
-    large = {f"best {_name_of(metric, source)}": short_number(best[0].value)} if best else {}
+    large = {f"best {_name_of(metric, source)}": format_number(best[0].value)} if best else {}
     if losses:
-        large["last training loss"] = short_number(losses[-1].value)
+        large["last training loss"] = format_number(losses[-1].value)
     figures = _figures(run)
     return large | {name.lower(): figures[name] for name in LARGE_FIGURES if name in figures}
 
@@ -210,13 +217,13 @@ def _training_tables(runs: list[Run]) -> Iterator[Table]:
     yield Table("Results", ["", *names], rows)
     if folded:
         yield Table(f"{len(folded)} more results", ["", *names], folded, is_folded=True)
-    advice = advice_on(runs[0].history.speed) if len(runs) == 1 else None
+    advice = suggest_speedup(runs[0].history.speed) if len(runs) == 1 else None
     note = f"{advice}." if advice else ""
     yield Table("Where the time goes", ["", *names], _rows_of([_speed_of(run) for run in runs]), note)
     yield Table("Environment", ["", *names], _rows_of([run.environment for run in runs]))
     known = [run.arguments for run in runs if run.arguments is not None]
-    defaults = default_texts()
-    changed = dict.fromkeys(name for texts in known for name in away_from_defaults(texts, defaults))
+    defaults = format_defaults()
+    changed = dict.fromkeys(name for texts in known for name in select_non_defaults(texts, defaults))
     if len(runs) == 1 and known:
         shown = [[name, known[0][name], defaults.get(name, "not known here")] for name in changed]
         yield Table("Arguments that differ from their defaults", ["argument", "value", "default"], shown)
@@ -237,13 +244,13 @@ def _rows_of(columns: Sequence[dict[str, str]]) -> list[list[str]]:
 
 def _speed_of(run: Run) -> dict[str, str]:
     logs, speed = run.history.speed, {}
-    shares = shares_of_time(logs)
+    shares = compute_time_shares(logs)
     for name, value in logs.items():
         part = name.removeprefix(SPEED_PREFIX).removesuffix("_seconds")
         if part in shares:
             speed[part.replace("_", " ")] = f"{duration(value)} ({shares[part]:.0%})"
         elif part != "seconds_left":
-            speed[part.replace("_", " ")] = short_number(value)
+            speed[part.replace("_", " ")] = format_number(value)
     return speed
 
 
@@ -251,7 +258,7 @@ def _metric_rows(runs: list[Run], metric: str, sources: list[str]) -> Iterator[l
     """Yield for each source the last value of a metric, with the lowest or highest one of an evaluation."""
     for source in sorted(sources, key=TRAINING.__ne__):
         curves = [run.history.curves.get((metric, source), []) for run in runs]
-        cells = [short_number(points[-1].value) if points else ABSENT for points in curves]
+        cells = [format_number(points[-1].value) if points else ABSENT for points in curves]
         if source == TRAINING:
             yield [metric, *cells]
             continue
@@ -261,7 +268,7 @@ def _metric_rows(runs: list[Run], metric: str, sources: list[str]) -> Iterator[l
         for number, points in enumerate(best):
             if points and len(curves[number]) > 1:
                 extreme = "lowest" if runs[number].is_less_better(metric) else "highest"
-                cells[number] += f" ({extreme} {short_number(points[0].value)} at step {points[0].step})"
+                cells[number] += f" ({extreme} {format_number(points[0].value)} at step {points[0].step})"
             if points and len(reached) > 1 and points[0].value == winner:
                 cells[number] = Best(cells[number])
         yield [f"{metric}, {source}", *cells]
@@ -300,13 +307,13 @@ def _search_tables(search: Search, has_name: bool) -> Iterator[Table]:
 
 def _objective_cells(search: Search, trial: TrialRecord) -> list[str]:
     if search.is_complete(trial):
-        return [short_number(value) for value in trial.objectives()]
+        return [format_number(value) for value in trial.objectives()]
     text = trial.state
     if trial.state == FAILED and trial.error:
         text = f"{text}: {trial.error}"
     elif trial.state == PRUNED and trial.intermediate:
         step, value = trial.intermediate[-1]
-        text = f"{text} with {short_number(value)} at step {step}"
+        text = f"{text} with {format_number(value)} at step {step}"
     return [text, *[ABSENT] * (len(search.stored.directions) - 1)]
 
 
@@ -366,4 +373,4 @@ def _as_text(value: object) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return short_number(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)

@@ -38,7 +38,7 @@ class Restarts:
             return None
         run_dirs = self._run_dirs()
         self._keep_stacks(failure, run_dirs)
-        fewer = self._launch.fewer_devices if self._failed_again(failure, run_dirs) else None
+        fewer = self._launch.reduced_devices if self._failed_again(failure, run_dirs) else None
         came_before = bool(failure.error) and (failure.error, failure.step) in self._errors
         self._errors.add((failure.error, failure.step))
         if came_before and fewer is None:
@@ -57,9 +57,9 @@ class Restarts:
     def _failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
         """Return whether the same process failed last, or any was killed twice, with no new checkpoint since."""
         # Imported here, since it loads torch.
-        from littrainer.checkpoint.distributed_resume import checkpoints_in
+        from littrainer.checkpoint.distributed_resume import identify_checkpoints
 
-        before, self._before = self._before, (failure, [checkpoints_in(folder) for folder in run_dirs])
+        before, self._before = self._before, (failure, [identify_checkpoints(folder) for folder in run_dirs])
         if before is None or before[1] != self._before[1]:
             return False
         return failure.rank == before[0].rank or (failure.was_killed and before[0].was_killed)
@@ -78,7 +78,7 @@ class Restarts:
         for folder in [*reversed(run_dirs), os.getcwd(), tempfile.gettempdir()]:
             path = os.path.join(folder, STACKS_NAME)
             with suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"==== {when}: {failure.words} ====\n{failure.stacks}\n")
+                file.write(f"==== {when}: {failure.message} ====\n{failure.stacks}\n")
                 if failure.stacks:
                     _say(f"where all processes stood is in {path}")
                 return

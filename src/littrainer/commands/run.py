@@ -20,15 +20,15 @@ from littrainer.commands.restarts import Restarts
 from littrainer.distributed.environment import (
     COMMAND,
     DEFAULT_GRACE_S,
-    FALSE_WORDS,
+    FALSE_VALUES,
     HANG_TIMEOUT,
-    TRUE_WORDS,
+    TRUE_VALUES,
     USE_DEEPSPEED,
     USE_FSDP,
-    adopt_launcher_variables,
     is_launched,
+    set_torchrun_variables,
 )
-from littrainer.distributed.launcher import Launch, LaunchError, check, run_processes
+from littrainer.distributed.launcher import Launch, LaunchError, check_launch, run_processes
 from littrainer.redirection.redirect import extend_to_children
 
 # As number of devices: a process for each GPU.
@@ -170,7 +170,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
                 f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`, or MIN:MAX"
             )
         devices, fewest = int(most), int(least) if least else None
-        if 0 < (fewest or 0) < devices and Launch(devices, fewest_devices=fewest).fewer_devices is None:
+        if 0 < (fewest or 0) < devices and Launch(devices, min_devices=fewest).reduced_devices is None:
             raise LaunchError(
                 f"--devices {options.devices}: fewer processes have to divide {devices}; give a lower MIN"
             )
@@ -193,17 +193,17 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
         options.main_address,
         options.main_port,
         options.grace,
-        fewest_devices=fewest,
+        min_devices=fewest,
         restarts=options.restarts or 0,
         hang_seconds=options.hang_timeout,
     )
-    check(launch)
+    check_launch(launch)
     return launch
 
 
 def _count_gpus(program: list[str]) -> int:
     """Return how many GPUs a program can use: none if it is to run on the CPU."""
-    is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _has_cpu_option(program)
+    is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_VALUES or _has_cpu_option(program)
     # Loading torch takes a second.
     if is_on_cpu or (os.name == "posix" and not any(map(os.path.exists, DRIVERS))):
         return 0
@@ -214,7 +214,7 @@ def _count_gpus(program: list[str]) -> int:
 
 def _is_started_by_launcher() -> bool:
     environment = dict(os.environ)
-    adopt_launcher_variables(environment)
+    set_torchrun_variables(environment)
     return is_launched(environment)
 
 
@@ -225,5 +225,5 @@ def _has_cpu_option(program: list[str]) -> bool:
         name, _, value = argument.partition("=")
         if name in CPU_OPTIONS:
             word = (value or following).lower()
-            is_set = word not in FALSE_WORDS or not word
+            is_set = word not in FALSE_VALUES or not word
     return is_set

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from littrainer.arguments.shown_arguments import away_from_defaults, default_texts
+from littrainer.arguments.shown_arguments import format_defaults, select_non_defaults
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.commands import differences, recorded_training
 from littrainer.commands.command_line import STANDARD_INPUT, BadInput, ProgramParser
 from littrainer.commands.compare import causes
-from littrainer.commands.env import version_of
+from littrainer.commands.env import get_version
 from littrainer.commands.recorded_training import LITTRAINER, TRANSFORMERS
-from littrainer.commands.report_folders import Run, read_folders
+from littrainer.commands.report_folders import Run, load_folders
 from littrainer.distributed.environment import is_launched
 from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
 
@@ -110,7 +110,7 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
 
 
 def _values_of(run: Run) -> differences.Logs:
-    return {**run.logged, (END, WEIGHTS): differences.weights_in(run.folder)}
+    return {**run.logged, (END, WEIGHTS): differences.load_saved_weights(run.folder)}
 
 
 def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
@@ -136,7 +136,7 @@ def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
         )
     if not (folder / TRAINER_STATE_NAME).is_file():
         raise BadInput(f"the script ended with {SIDES[side]} without a training, so there is nothing to compare")
-    (run,), _ = read_folders([str(folder)])
+    (run,), _ = load_folders([str(folder)])
     return run
 
 
@@ -144,11 +144,11 @@ def _causes(theirs: Run, ours: Run, comparison: differences.LogComparison) -> It
     """Yield what usually causes a difference like this one."""
     for name, left, right in causes(theirs, ours):
         yield f"the script itself, which sets {name} to {left} with transformers and to {right} with littrainer"
-    arguments = away_from_defaults(ours.arguments or {}, default_texts())
+    arguments = select_non_defaults(ours.arguments or {}, format_defaults())
     for name, topic in KNOWN_DIFFERENCES.items():
         if name in arguments:
             yield f"{name}={arguments[name]}: differs on purpose in some cases, see docs/known-differences.md#{topic}"
-    installed = version_of("transformers")
+    installed = get_version("transformers")
     if installed != COMPARED_WITH:
         yield f"transformers {installed} is installed, and littrainer has the numbers of {COMPARED_WITH}"
     names = comparison.differing

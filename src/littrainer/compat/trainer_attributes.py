@@ -11,7 +11,7 @@ from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.state import TrainerState
 from littrainer.compat.accelerator.facade import AcceleratorFacade, wrap_accelerator
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.model.facts import facts_about
+from littrainer.model.facts import read_model_facts
 
 if TYPE_CHECKING:
     from littrainer.loop.reports import MemoryReport
@@ -62,7 +62,7 @@ class TrainerAttributes:
     lightning_keywords: Any = cached_property(lambda self: {})
     lightning_callbacks: Any = cached_property(lambda self: [])
     _dropped_columns: Any = cached_property(lambda self: {})
-    _loss_shifts_labels: Any = cached_property(lambda self: facts_about(self.model).shifts_labels)
+    _loss_shifts_labels: Any = cached_property(lambda self: read_model_facts(self.model).shifts_labels)
     state: Any = cached_property(lambda self: TrainerState())
     callback_handler: Any = cached_property(lambda self: CallbackHandler([], None, None, None, None))
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.checkpoint.retention import rotate_checkpoints
 from littrainer.loop.overrides import SIGNATURES, accept_earlier_signature
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
+def accept_earlier_keywords(**today: str) -> Callable[[Method], Method]:
     """Decorate a method so that it takes keywords under earlier names (earlier=today's), with a FutureWarning."""
 
     def decorate(method: Method) -> Method:
@@ -42,7 +42,7 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
                 unknown = next(name for name in kwargs if name not in taken)
                 raise TypeError(
                     f"{method.__qualname__}() got an unexpected keyword argument {unknown!r} "
-                    f"({suggestion(unknown, known)})"
+                    f"({suggest_name(unknown, known)})"
                 )
             return method(*args, **kwargs)
 

@@ -59,7 +59,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
         try:
             batch[name] = stack([sample[source] for sample in samples], whole)
         except (ValueError, TypeError, RuntimeError) as error:
-            text = next(filter(None, (text_in(sample[source]) for sample in samples)), None)
+            text = next(filter(None, (find_text(sample[source]) for sample in samples)), None)
             if name == "labels" and text is not None:
                 raise ValueError(f"{TEXT_LABELS.format(source, text)}.") from None
             raise ValueError(
@@ -69,7 +69,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     return batch
 
 
-def text_in(value: Any) -> str | None:
+def find_text(value: Any) -> str | None:
     """Return the beginning of a text, or of the first text of a list; None if there is none."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     return first[:40] if isinstance(first, str) else None
@@ -129,7 +129,7 @@ class DefaultDataCollator:
         return default_data_collator(features, self.return_tensors if return_tensors is None else return_tensors)
 
 
-def default_collator_for(processing_class: Any) -> Callable[[list[Any]], Any]:
+def get_default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
     """Return the default collator: it pads if the processing class can, else it stacks."""
     if processing_class is not None and is_a(processing_class, "padding class"):
         # It is of transformers' own classes, so that transformers is loaded.

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
-from littrainer.model.facts import base_model, catch_all_name
+from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, find_text
+from littrainer.model.facts import base_model, find_catch_all_name
 from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ class DroppedColumns(NamedTuple):
     accepted: Sequence[str]
 
 
-def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
+def find_accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
     """Return the columns that are kept: the arguments of the (unwrapped) model's forward, and names of labels."""
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
-def batch_without_names(batch: Any, model: Any, override: str = "compute_loss") -> TypeError:
+def make_unnamed_batch_error(batch: Any, model: Any, override: str = "compute_loss") -> TypeError:
     """Return the error for a batch that is no mapping, so that only an overridden method can call the model."""
     given = "None" if batch is None else kind_of(batch)
     return TypeError(
@@ -57,7 +57,7 @@ def batch_without_names(batch: Any, model: Any, override: str = "compute_loss") 
     )
 
 
-def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
+def read_first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
     """Return the first sample of a Trainer's data, with columns that are dropped; empty if it cannot be read."""
     data: list[Any] = [getattr(source, name, None) for name in ("train_dataset", "eval_dataset")]
     for dataset in reversed(data) if evaluates else data:
@@ -66,13 +66,13 @@ def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
     return {}
 
 
-def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
+def suggest_renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
     """Return half a sentence for data that has an argument of forward under another name; else None."""
     # A forward may be a callable without a signature, and the first error is to be raised.
     with suppress(AttributeError, TypeError, ValueError):
-        accepted = accepted_columns(model, [])
+        accepted = find_accepted_columns(model, [])
         known = {*accepted, *ADDED_COLUMNS}
-        others = [name for name, value in sample.items() if name not in known and text_in(value) is None]
+        others = [name for name, value in sample.items() if name not in known and find_text(value) is None]
         if others:
             return (
                 f"{type(base_model(model)).__name__}.forward takes {', '.join(accepted)}, and the data has "
@@ -81,7 +81,7 @@ def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
     return None
 
 
-def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
+def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
     """Return a `datasets.Dataset` without columns that forward does not take; raise a ValueError if none is left."""
     dropped = [name for name in dataset.column_names if name not in accepted]
     if dropped and len(dropped) == len(dataset.column_names):
@@ -98,7 +98,7 @@ def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, de
 
 
 @contextmanager
-def naming_dropped_columns(source: Any) -> Iterator[None]:
+def explain_dropped_columns(source: Any) -> Iterator[None]:
     """A block of work with a Trainer's data, in which an error that misses a dropped column gets a note."""
     try:
         yield
@@ -127,7 +127,7 @@ def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str
     # A forward may be a callable without a signature, and the first error is to be raised.
     with suppress(AttributeError, TypeError, ValueError):
         # The name of further keywords is no argument.
-        catch_all = None if model is None else catch_all_name(model)
+        catch_all = None if model is None else find_catch_all_name(model)
     where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
     arguments = ", ".join(name for name in dropped.accepted if name != catch_all)

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from littrainer.data.sharding import ShardSpec, split_into_rounds
+from littrainer.data.sharding import ShardSpec, iterate_chunks
 from littrainer.distributed.collectives import FailedElsewhere, all_gather_object, scatter_object
 from littrainer.runtime.nested_values import map_nested
 
 
-def first_dimension(batch: Any) -> int | None:
+def find_batch_size(batch: Any) -> int | None:
     """Return the length of the first dimension of the first tensor in a nested batch, which is its samples."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() > 0 else None
     if hasattr(batch, "shape"):
         return batch.shape[0] if len(batch.shape) > 0 else None
     values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-    return next((size for size in map(first_dimension, values) if size is not None), None)
+    return next((size for size in map(find_batch_size, values) if size is not None), None)
 
 
 def cut_rows(batch: Any, rows: slice) -> Any:
@@ -105,16 +105,16 @@ class Dispatch:
         self._is_resumed = False
         # The error of reading, in the process that reads.
         self._error: Exception | None = None
-        self.rows_in_last_round = -1
+        self.last_global_batch_size = -1
 
     @property
-    def batches_of_round(self) -> int:
+    def batches_per_global_batch(self) -> int:
         """Batches that are read for one that each process gets."""
         return 1 if self.share.split_batches else self.share.count
 
     def length(self, batches: int) -> int:
         """Return the batches that each process gets, of the number of batches that are read."""
-        rounds, left_over = divmod(batches, self.batches_of_round)
+        rounds, left_over = divmod(batches, self.batches_per_global_batch)
         return rounds + (left_over > 0 and not self.drop_last)
 
     def resume(self, first_rows: list[Any] | None) -> None:
@@ -124,7 +124,7 @@ class Dispatch:
     def skip(self, batches: Iterator[Any], number: int) -> None:
         """Read the first batches of an epoch, of which each process has had a number before."""
         if self.reads and number:
-            skipped = islice(split_into_rounds(batches, self.batches_of_round), number)
+            skipped = islice(iterate_chunks(batches, self.batches_per_global_batch), number)
             first = next(skipped, [])
             if self.first_rows is None:
                 self._note_first_rows(first)
@@ -138,9 +138,9 @@ class Dispatch:
 
     def _read_rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            for batches_of_round in split_into_rounds(batches, self.batches_of_round):
-                if len(batches_of_round) == self.batches_of_round or not self.drop_last:
-                    yield batches_of_round
+            for batches_per_global_batch in iterate_chunks(batches, self.batches_per_global_batch):
+                if len(batches_per_global_batch) == self.batches_per_global_batch or not self.drop_last:
+                    yield batches_per_global_batch
         except Exception as error:
             # Raised when the other processes have been sent it.
             self._error = error
@@ -151,7 +151,7 @@ class Dispatch:
         Raises:
             FailedElsewhere: reading failed in the first process.
         """
-        self.rows_in_last_round = -1
+        self.last_global_batch_size = -1
         if not self._is_resumed:
             self.first_rows = None
         self._is_resumed = False
@@ -178,7 +178,7 @@ class Dispatch:
                 self._error = error
         own = self._exchange(parts)
         if own.is_last:
-            self.rows_in_last_round = -1 if own.rows is None else own.rows
+            self.last_global_batch_size = -1 if own.rows is None else own.rows
         return own.batch, NO_BATCH if own.is_last else following
 
     def _exchange(self, parts: list[_Part] | None) -> _Part:
@@ -196,13 +196,13 @@ class Dispatch:
         of = self.share.count
         if self.first_rows is None:
             self._note_first_rows(batches)
-        sizes = [first_dimension(batch) for batch in batches]
+        sizes = [find_batch_size(batch) for batch in batches]
         if len(batches) == of and not self.share.split_batches and len(set(sizes)) == 1 and self._cut is None:
             rows = None if sizes[0] is None else sizes[0] * of
             own = batches
         else:
             whole = _join(batches)
-            rows = first_dimension(whole) or 0
+            rows = find_batch_size(whole) or 0
             size, left_over = divmod(rows, of)
             if left_over and is_last and not self.drop_last:
                 whole = _join([whole, *(self.first_rows or [])])

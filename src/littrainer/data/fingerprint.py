@@ -20,7 +20,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils.data import IterableDataset
 
-from littrainer.data.loaders import length_of
+from littrainer.data.loaders import get_length
 from littrainer.runtime.lazy_isinstance import is_a
 
 # Rows, or items of one list, table or dict; numbers of one tensor or array: evenly spread.
@@ -31,14 +31,14 @@ PLAIN = {type(None), bool, int, float, complex}
 ATTRIBUTES = (*PLAIN, str, bytes)
 
 
-def described(dataset: Any) -> dict[str, Any]:
+def fingerprint_dataset(dataset: Any) -> dict[str, Any]:
     """Return a dataset's class and rows, fingerprints of up to 1,000 and of attributes; of a stream the class alone."""
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
-    rows, rows_held, attributes = (None,) * 3 if is_stream else (length_of(dataset), *fingerprints(dataset))
+    rows, rows_held, attributes = (None,) * 3 if is_stream else (get_length(dataset), *fingerprints(dataset))
     return {"class": type(dataset).__name__, "rows": rows, "fingerprint": rows_held, "attributes": attributes}
 
 
-def described_model(model: torch.nn.Module) -> dict[str, Any]:
+def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
     """Return a model's class, how many parameters it has, and a fingerprint of some numbers of them."""
     parameters = dict(model.named_parameters())
     count = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))

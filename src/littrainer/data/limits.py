@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.data.sharding import length_of
+from littrainer.data.sharding import get_length
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -28,42 +28,42 @@ LIMITS: dict[str, tuple[str, ...]] = {
 }
 OVERFITTED = ("training", "evaluation")
 # Purpose -> the advice instead of reading nothing.
-INSTEAD_OF_NONE = {
+NO_BATCHES_HINTS = {
     "training": "leave train() out",
     "evaluation": 'set eval_strategy="no"',
     "prediction": "leave predict() out",
 }
 # Applied here, and so no keywords of the `lightning.Trainer` that is built.
-CARRIED_OUT = (*(name for names in LIMITS.values() for name in names), OVERFIT)
+LIMIT_KEYWORDS = (*(name for names in LIMITS.values() for name in names), OVERFIT)
 
 
-class HasKeywords(Protocol):
+class KeywordSource(Protocol):
     """An object with keywords for `lightning.Trainer`, as a Trainer is."""
 
     args: TrainingArguments
     lightning_keywords: dict[str, Any]
 
 
-def further_keywords(source: HasKeywords) -> dict[str, Any]:
+def get_lightning_keywords(source: KeywordSource) -> dict[str, Any]:
     """Return the keywords for `lightning.Trainer` that a user passed, in the arguments or to the Trainer."""
     in_arguments: Any = source.args.lightning
     return {**(in_arguments or {}), **source.lightning_keywords}
 
 
-def check_limits(source: HasKeywords) -> None:
+def check_limits(source: KeywordSource) -> None:
     """Raise a ValueError if a limit is no number of batches and no share of them."""
     for purpose in LIMITS:
         _limits_for(source, purpose)
 
 
-def overfits(source: HasKeywords) -> bool:
+def is_overfit_run(source: KeywordSource) -> bool:
     """Whether each epoch trains on the same few batches."""
-    return bool(further_keywords(source).get(OVERFIT))
+    return bool(get_lightning_keywords(source).get(OVERFIT))
 
 
-def development_batches(source: HasKeywords) -> int:
+def count_development_batches(source: KeywordSource) -> int:
     """Return the batches of a trial run by `fast_dev_run`, 0 if it is none; raise a ValueError if it is no number."""
-    value = further_keywords(source).get(DEVELOPMENT_RUN) or 0
+    value = get_lightning_keywords(source).get(DEVELOPMENT_RUN) or 0
     if not isinstance(value, int) or value < 0:
         raise ValueError(
             f"lightning={{{DEVELOPMENT_RUN!r}: {value!r}}} is no number of batches: give True for one, or a number."
@@ -71,7 +71,7 @@ def development_batches(source: HasKeywords) -> int:
     return int(value)
 
 
-def limited_number(source: HasKeywords, purpose: str, loader: Any) -> int | None:
+def get_batch_limit(source: KeywordSource, purpose: str, loader: Any) -> int | None:
     """Return the batches of a loader that are read for a purpose of `LIMITS`; None if `lightning` does not limit them.
 
     Raises:
@@ -80,12 +80,12 @@ def limited_number(source: HasKeywords, purpose: str, loader: Any) -> int | None
     limits = _limits_for(source, purpose)
     if not limits:
         return None
-    length = length_of(loader)
+    length = get_length(loader)
     numbers = [_number(name, limit, length) for name, limit in limits.items()]
     return min(numbers if length is None else [*numbers, length])
 
 
-def first_batches(batches: Any, number: int | None) -> Iterator[Any]:
+def limit_batches(batches: Any, number: int | None) -> Iterator[Any]:
     """Yield the first batches of a loader, whose iteration ends with the last of them; all if `number` is None."""
     iterator = iter(batches)
     try:
@@ -96,7 +96,7 @@ def first_batches(batches: Any, number: int | None) -> Iterator[Any]:
             iterator.close()
 
 
-def check_order_stays(loader: Any) -> None:
+def check_order_is_fixed(loader: Any) -> None:
     """Raise a ValueError if, under `overfit_batches`, a script's own training loader draws an order for each epoch."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
@@ -112,12 +112,12 @@ def check_order_stays(loader: Any) -> None:
         )
 
 
-def _limits_for(source: HasKeywords, purpose: str) -> dict[str, int | float]:
-    keywords = further_keywords(source)
+def _limits_for(source: KeywordSource, purpose: str) -> dict[str, int | float]:
+    keywords = get_lightning_keywords(source)
     names = (OVERFIT,) if keywords.get(OVERFIT) and purpose in OVERFITTED else LIMITS[purpose]
     limits = {name: _check(name, keywords[name], purpose) for name in names if keywords.get(name) is not None}
     limits = {name: limit for name, limit in limits.items() if isinstance(limit, int) or limit < 1}
-    trial = development_batches(source)
+    trial = count_development_batches(source)
     return {**limits, DEVELOPMENT_RUN: trial} if trial else limits
 
 
@@ -130,7 +130,7 @@ def _check(name: str, value: Any, purpose: str) -> int | float:
         )
     if value == 0:
         raise ValueError(
-            f"lightning={{{name!r}: {value!r}}} leaves nothing for {purpose}: {INSTEAD_OF_NONE[purpose]} instead."
+            f"lightning={{{name!r}: {value!r}}} leaves nothing for {purpose}: {NO_BATCHES_HINTS[purpose]} instead."
         )
     # As in Lightning, 1 is one batch and 1.0 are all of them, and 5.0 are five.
     return int(value) if value > 1 else value

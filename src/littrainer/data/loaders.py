@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
-from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
+from littrainer.data.dispatching import NO_BATCH, Dispatch, find_batch_size
 from littrainer.data.resume.worker_states import remove_reports
-from littrainer.data.samplers import EpochSeededSampler, warn_of_order_of_stream
-from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, find_shard, length_of, set_epoch_on
-from littrainer.data.stream_end import CommonEnd
-from littrainer.data.token_batches import DrawnGroups, LengthGroups, length_groups_of
-from littrainer.data.workers import read_batches
+from littrainer.data.samplers import EpochSeededSampler, warn_about_stream_order
+from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, find_shard, get_length, set_epoch_on
+from littrainer.data.stream_end import StreamEndSync
+from littrainer.data.token_batches import LengthGroups, ShuffledGroups, find_length_groups
+from littrainer.data.workers import iterate_batches
 from littrainer.distributed.collectives import broadcast_object
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import map_nested
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
+def move_batch(value: Any, device: torch.device, non_blocking: bool) -> Any:
     """Return a nested batch on a device; with `non_blocking` the host does not wait for copies of pinned memory."""
     if callable(getattr(value, "to", None)):
         try:
@@ -37,9 +37,9 @@ def on_device(value: Any, device: torch.device, non_blocking: bool) -> Any:
             # The method of a script's object need not take more than the device.
             return value.to(device)
     if isinstance(value, Mapping):
-        return type(value)({name: on_device(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
+        return type(value)({name: move_batch(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, (list, tuple)):
-        items = (on_device(item, device, non_blocking) for item in value)
+        items = (move_batch(item, device, non_blocking) for item in value)
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
@@ -62,10 +62,10 @@ def current_loader() -> Any:
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
     """Return whether `len()` of a dataset or loader is known."""
-    return length_of(dataset) is not None
+    return get_length(dataset) is not None
 
 
-class LookaheadLoader(DataLoader):
+class PrefetchLoader(DataLoader):
     """A DataLoader that prefetches one batch; collators draw random numbers in the order of accelerate's loader.
 
     When it gives the last batch, `end_of_dataloader` is true.
@@ -82,7 +82,7 @@ class LookaheadLoader(DataLoader):
     # The generator whose state rank 0 broadcasts when an epoch begins.
     synchronized_generator: torch.Generator | None = None
     # Set if the processes exchange at each batch whether their streams have ended.
-    common_end: CommonEnd | None = None
+    stream_end_sync: StreamEndSync | None = None
     # The kind of sharing between processes, which a resume compares; None in one process.
     sharing: str | None = None
     _has_drawn_seed = False
@@ -95,7 +95,7 @@ class LookaheadLoader(DataLoader):
     # Whether batches are checked for pinned memory of the collator, which may write there again; and the last result.
     _looks_for_pinned = _is_collators_memory = False
     # Profiler hook; `id` is a no-op that costs no Python call.
-    enter_part: Callable[[str], Any] = id
+    enter_section: Callable[[str], Any] = id
     # Attributes of accelerate's loaders that scripts read.
     device: torch.device | None = None
     gradient_state: Any = None
@@ -109,7 +109,7 @@ class LookaheadLoader(DataLoader):
         self.epoch = epoch
         set_epoch_on(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
-    def hand_out_on(self, device: torch.device, settings: Any) -> None:
+    def set_destination(self, device: torch.device, settings: Any) -> None:
         """Move batches to a device, unless it is the CPU.
 
         Parameters:
@@ -125,7 +125,7 @@ class LookaheadLoader(DataLoader):
     def total_batch_size(self) -> int:
         """Samples in one batch of all processes together, as in accelerate's loaders."""
         if isinstance(self.dataset, SharedStream):
-            return self.dataset.samples_of_round
+            return self.dataset.global_batch_size
         for source in (self, self.batch_sampler, self.sampler):
             size = getattr(source, "batch_size", None)
             if size is not None:
@@ -135,7 +135,7 @@ class LookaheadLoader(DataLoader):
     @property
     def total_dataset_length(self) -> int:
         """Samples in the dataset of all processes together."""
-        return len(whole_dataset(self))
+        return len(get_full_dataset(self))
 
     def __len__(self) -> int:
         length = super().__len__()
@@ -151,9 +151,9 @@ class LookaheadLoader(DataLoader):
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
-            return self.dataset.samples_of_incomplete_round()
-        if (groups := length_groups_of(self)) is not None:
-            return groups.samples_in_last_round
+            return self.dataset.incomplete_global_batch_size()
+        if (groups := find_length_groups(self)) is not None:
+            return groups.last_global_batch_size
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         leaves_out = self.drop_last or getattr(self.batch_sampler, "drop_last", False)
         if batch_size is None or leaves_out or not has_length(self.dataset):
@@ -174,8 +174,8 @@ class LookaheadLoader(DataLoader):
         self.end_of_dataloader = False
         self.rows_in_last_batch = -1
         self.rows_skipped = 0
-        if self.common_end is not None:
-            self.common_end.begin()
+        if self.stream_end_sync is not None:
+            self.stream_end_sync.begin()
         if self.synchronized_generator is not None:
             self.synchronized_generator.set_state(broadcast_object(self.synchronized_generator.get_state()))
         self.set_epoch(self.epoch)
@@ -196,32 +196,36 @@ class LookaheadLoader(DataLoader):
             following = next(batches, NO_BATCH) if progress is None else progress.prefetch(batches)
             if self.dispatch is not None:
                 current, following = self.dispatch.hand_out(current, following)
-            if self.common_end is not None and self._ends(following is NO_BATCH, progress):
+            if self.stream_end_sync is not None and self._ends(following is NO_BATCH, progress):
                 following = NO_BATCH
             self.end_of_dataloader = following is NO_BATCH
             if progress is not None:
-                progress.data_has_ended = self.end_of_dataloader
+                progress.is_exhausted = self.end_of_dataloader
             if self.dispatch is not None and self.destination is not None:
                 current = self._move(current, self.destination)
             if self.end_of_dataloader:
-                rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
+                rows = find_batch_size(current) if self.dispatch is None else self.dispatch.last_global_batch_size
                 self.rows_in_last_batch = rows or -1
             yield current
             current = following
         self.epoch += 1
 
     def _move(self, batch: Any, device: torch.device) -> Any:
-        self.enter_part("to_device")
-        batch = on_device(batch, device, not (self.blocking_copies or self._is_collators_memory))
-        self.enter_part("data")
+        self.enter_section("to_device")
+        batch = move_batch(batch, device, not (self.blocking_copies or self._is_collators_memory))
+        self.enter_section("data")
         return batch
 
     def _ends(self, ends_here: bool, progress: Any) -> bool:
-        return ends_here if self.common_end is None else self.common_end.is_reached(ends_here, progress is not None)
+        return (
+            ends_here
+            if self.stream_end_sync is None
+            else self.stream_end_sync.any_rank_exhausted(ends_here, progress is not None)
+        )
 
     def _read_here(self) -> Iterator[Any]:
         if self.dispatch is None or self.dispatch.reads:
-            return read_batches(self, self._batches_here)
+            return iterate_batches(self, self._batches_here)
         if not self.num_workers:
             # An iterator draws a number when it is made, and generators have the same states in all processes.
             super().__iter__()
@@ -244,10 +248,10 @@ class LookaheadLoader(DataLoader):
         return batch
 
 
-def warn_of_another_loader(args: TrainingArguments, loader: Any) -> None:
+def warn_about_ignored_batching(args: TrainingArguments, loader: Any) -> None:
     """Warn of arguments for batches that a loader of the script does not form."""
     for name in ("max_tokens_per_batch", "pack_to_length"):
-        if getattr(args, name) is not None and not isinstance(loader, LookaheadLoader):
+        if getattr(args, name) is not None and not isinstance(loader, PrefetchLoader):
             made = type(loader).__name__
             logger.warning("%s has no effect in training: get_train_dataloader returns a %s.", name, made)
 
@@ -261,7 +265,7 @@ def build_loader(
     sampler: Sampler[Any] | None,
     is_training: bool,
     settings: Any = None,
-) -> LookaheadLoader:
+) -> PrefetchLoader:
     """Return the loader for this process's part of a dataset, as the `dataloader_*` arguments describe it.
 
     Parameters:
@@ -282,9 +286,9 @@ def build_loader(
         "in_order": args.dataloader_in_order,
     }
     if is_training and sampler is None:
-        warn_of_order_of_stream(args)
+        warn_about_stream_order(args)
     if not isinstance(dataset, IterableDataset):
-        forms_batches = isinstance(sampler, (LengthGroups, DrawnGroups)) and args.max_tokens_per_batch is not None
+        forms_batches = isinstance(sampler, (LengthGroups, ShuffledGroups)) and args.max_tokens_per_batch is not None
         if forms_batches or is_a(sampler, "rebalancing sampler"):
             del keywords["batch_size"]
             keywords["batch_sampler"] = sampler
@@ -316,9 +320,9 @@ SETTINGS = (
 def prepare_loader(
     args: TrainingArguments, loader: DataLoader, settings: Any = None, cut: Callable[..., Any] | None = None
 ) -> DataLoader:
-    """Return a LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
+    """Return a PrefetchLoader over this process's part of a loader's data, as accelerate prepares loaders.
 
-    The random order is seeded by epoch if the settings have it so. A LookaheadLoader is returned unchanged, and so is
+    The random order is seeded by epoch if the settings have it so. A PrefetchLoader is returned unchanged, and so is
     a loader of another class in one process; with several, its dataset and batches are shared out.
 
     Parameters:
@@ -327,16 +331,16 @@ def prepare_loader(
     """
     settings = args.accelerator_config if settings is None else settings
     share, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)
-    if isinstance(loader, LookaheadLoader) or (type(loader) is not DataLoader and share is None):
+    if isinstance(loader, PrefetchLoader) or (type(loader) is not DataLoader and share is None):
         return loader
     dataset, is_stream = loader.dataset, isinstance(loader.dataset, IterableDataset)
     keywords = {name: getattr(loader, name) for name in SETTINGS} | _batching(args, loader, settings)
     if share is None:
-        prepared = LookaheadLoader(dataset, **keywords)
+        prepared = PrefetchLoader(dataset, **keywords)
     elif is_stream if dispatches is None else dispatches:
         batches = keywords.get("batch_sampler")
         share.check_divides(keywords.get("batch_size", getattr(batches, "batch_size", None)))
-        prepared = LookaheadLoader(dataset, **{**keywords, "generator": None})
+        prepared = PrefetchLoader(dataset, **{**keywords, "generator": None})
         prepared.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
         prepared.sharing = "dispatched"
     elif is_stream:
@@ -372,7 +376,7 @@ def _batching(args: TrainingArguments, loader: DataLoader, settings: Any) -> dic
     return {"batch_sampler": batches}
 
 
-def _share_stream(dataset: Any, keywords: dict[str, Any], share: ShardSpec) -> LookaheadLoader:
+def _share_stream(dataset: Any, keywords: dict[str, Any], share: ShardSpec) -> PrefetchLoader:
     batch_size = keywords["batch_size"]
     if batch_size is None:
         raise ValueError(
@@ -384,18 +388,18 @@ def _share_stream(dataset: Any, keywords: dict[str, Any], share: ShardSpec) -> L
         part: Any = dataset.shard(num_shards=share.count, index=share.index)
     else:
         part = SharedStream(dataset, batch_size, share, keywords["drop_last"])
-    loader = LookaheadLoader(part, **{**keywords, "batch_size": share.samples_of_shard(batch_size)})
-    loader.common_end = None if has_length(part) else CommonEnd()
+    loader = PrefetchLoader(part, **{**keywords, "batch_size": share.local_batch_size(batch_size)})
+    loader.stream_end_sync = None if has_length(part) else StreamEndSync()
     generator = getattr(dataset, "generator", None)
     if isinstance(part, SharedStream) and isinstance(generator, torch.Generator):
         loader.synchronized_generator = generator
     return loader
 
 
-def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, settings: Any) -> LookaheadLoader:
+def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, settings: Any) -> PrefetchLoader:
     if is_a(keywords.get("batch_sampler"), "rebalancing sampler"):
         # The sampler gives the batches of this process.
-        return LookaheadLoader(dataset, **keywords)
+        return PrefetchLoader(dataset, **keywords)
     if "batch_size" in keywords and keywords["batch_size"] is None:
         # The dataset is asked for whole batches.
         if not isinstance(keywords["sampler"], BatchSampler):
@@ -403,7 +407,7 @@ def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, set
                 "A DataLoader with batch_size=None and no batch sampler cannot be shared out between processes: give "
                 "it a batch_size, or a BatchSampler as its sampler."
             )
-        return LookaheadLoader(dataset, **{**keywords, "sampler": SharedBatches(keywords["sampler"], share)})
+        return PrefetchLoader(dataset, **{**keywords, "sampler": SharedBatches(keywords["sampler"], share)})
     batches = keywords.get("batch_sampler")
     if batches is None:
         batches = BatchSampler(*(keywords.pop(name) for name in ("sampler", "batch_size", "drop_last")))
@@ -415,12 +419,12 @@ def _share_batches(dataset: Any, keywords: dict[str, Any], share: ShardSpec, set
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             sampler.generator = torch.Generator().manual_seed(seed)
         generator = sampler.generator
-    loader = LookaheadLoader(dataset, **keywords)
+    loader = PrefetchLoader(dataset, **keywords)
     loader.synchronized_generator = generator
     return loader
 
 
-def whole_dataset(loader: Any) -> Any:
+def get_full_dataset(loader: Any) -> Any:
     """Return the dataset of a loader, all of it if the loader reads one process's part; None if there is none."""
     dataset = getattr(loader, "dataset", None)
     return dataset.dataset if isinstance(dataset, SharedStream) else dataset
@@ -428,5 +432,5 @@ def whole_dataset(loader: Any) -> Any:
 
 def count_examples(loader: Any, batch_size: int) -> int:
     """Return the length of a loader's dataset, or else an estimate from its length in batches."""
-    dataset = whole_dataset(loader)
+    dataset = get_full_dataset(loader)
     return len(dataset) if has_length(dataset) else len(loader) * batch_size

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from littrainer.data.resume.progress import has_shuffle_buffer
-from littrainer.data.samplers import length_of_sample, measure_lengths
+from littrainer.data.samplers import get_sample_length, measure_lengths
 from littrainer.data.sharding import set_epoch_on
 from littrainer.data.token_batches import LengthGroups, check_fit, follow_sampler
 from littrainer.data.windows import IGNORED_LABEL
@@ -31,7 +31,7 @@ MIN_TOKENS = 2
 ROWS_PACKED_TOGETHER = 64
 
 
-def packed(
+def pack_documents(
     args: TrainingArguments,
     datasets: tuple[Any, Any],
     sampler: Any,
@@ -72,12 +72,12 @@ def packed(
     if not len(documents):
         raise ValueError(f"pack_to_length={size}: no document has {MIN_TOKENS} tokens, so there is none to predict.")
     widths = lengths[documents]
-    rows = [np.array(row) for row in best_fit(np.sort(widths)[::-1].tolist(), size)]
+    rows = [np.array(row) for row in pack_best_fit(np.sort(widths)[::-1].tolist(), size)]
     groups = follow_sampler(args, LengthGroups(widths, rows), sampler, "pack_to_length")
     return PackedDocuments(dataset, documents, len(rows)), groups, collator
 
 
-def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
+def pack_best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
     """Return rows of documents: each document stands in the row that has the least space left among those it fits in.
 
     Parameters:
@@ -173,7 +173,7 @@ class PackedStream(IterableDataset[list[Any]]):
                     f"pack_to_length={self.size} packs `input_ids`, and a document of the stream has "
                     f"{', '.join(document)}: tokenize the texts in the dataset."
                 )
-            length = length_of_sample(document, "input_ids", without_padding=True)
+            length = get_sample_length(document, "input_ids", without_padding=True)
             if length > self.size:
                 raise ValueError(
                     f"pack_to_length={self.size}: a document of the stream has {length} tokens. Cut it in the dataset, "
@@ -185,7 +185,7 @@ class PackedStream(IterableDataset[list[Any]]):
             if tokens >= ROWS_PACKED_TOGETHER * self.size:
                 break
         documents.sort(key=lambda pair: -pair[0])
-        rows = best_fit([length for length, _ in documents], self.size)
+        rows = pack_best_fit([length for length, _ in documents], self.size)
         return [[documents[number][1] for number in row] for row in rows]
 
 
@@ -264,7 +264,7 @@ class PackedCollator:
         return document
 
 
-def tokens_in_documents(position_ids: torch.Tensor) -> torch.Tensor:
+def count_document_tokens(position_ids: torch.Tensor) -> torch.Tensor:
     """Return the tokens in packed rows that are no padding: of positions above 0, and the ones before a position 1."""
     begins = (position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1)
     return (position_ids > 0).sum() + begins.sum()

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -125,7 +125,7 @@ class LengthGroupedSampler(Sampler[int]):
         if dataset is None and lengths is None:
             raise ValueError("LengthGroupedSampler needs a `dataset` to measure, or the `lengths` of its samples.")
         self.batch_size = batch_size
-        self.lengths = sample_lengths(dataset, model_input_name) if lengths is None else list_lengths(lengths)
+        self.lengths = compute_sample_lengths(dataset, model_input_name) if lengths is None else list_lengths(lengths)
         self.generator = generator
 
     def __len__(self) -> int:
@@ -141,12 +141,14 @@ ROWS_READ_AT_ONCE = 10_000
 MASK = "attention_mask"
 
 
-def length_of_sample(sample: Any, name: str, without_padding: bool) -> int:
+def get_sample_length(sample: Any, name: str, without_padding: bool) -> int:
     """Return the length of a sample's entry; without padding, the number of tokens that its attention mask shows."""
     return int(np.sum(sample[MASK])) if without_padding and MASK in sample else len(sample[name])
 
 
-def sample_lengths(dataset: Any, model_input_name: str | None = None, without_padding: bool = False) -> list[int]:
+def compute_sample_lengths(
+    dataset: Any, model_input_name: str | None = None, without_padding: bool = False
+) -> list[int]:
     """Return the length of each sample's main input.
 
     Parameters:
@@ -174,12 +176,12 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None, without_pa
         )
     # One by one, also where batches of samples could be fetched: samples may be padded to the others of their batch.
     samples = dataset if hasattr(type(dataset), "__iter__") else (dataset[index] for index in range(len(dataset)))
-    return [length_of_sample(sample, name, without_padding) for sample in samples]
+    return [get_sample_length(sample, name, without_padding) for sample in samples]
 
 
 def _lengths_in_table(dataset: Any, name: str) -> list[int] | None:
     # A subclass may read other rows than those of its table.
-    if type(dataset) not in known_classes("datasets.Dataset") or not len(dataset):
+    if type(dataset) not in loaded_classes("datasets.Dataset") or not len(dataset):
         return None
     shown = dataset.format
     if shown["type"] not in FORMATS or name not in dataset.column_names:
@@ -227,7 +229,7 @@ def measure_lengths(args: TrainingArguments, dataset: Any, processing_class: Any
     if lengths is None and not callable(getattr(dataset, "lengths", None)):
         lengths = getattr(dataset, "lengths", None)
     try:
-        found = sample_lengths(dataset, *names[1:]) if lengths is None else list_lengths(lengths)
+        found = compute_sample_lengths(dataset, *names[1:]) if lengths is None else list_lengths(lengths)
     except ValueError as error:
         raise ValueError(
             f"{argument}={getattr(args, argument)} needs the length of each sample: add `input_ids` to the samples, or "
@@ -251,7 +253,7 @@ def list_lengths(lengths: Any) -> list[int]:
 ORDERED_BY_LENGTH = ("group_by_length", "batch_rebalance")
 
 
-def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
+def make_train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
     """Return the sampler of a map-style training dataset for `train_sampling_strategy` or `sortish_sampler`.
 
     Parameters:
@@ -266,7 +268,7 @@ def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) 
     if strategy == "batch_rebalance":
         lengths = _length_column(args, dataset)
         if lengths is None:
-            lengths = sample_lengths(dataset, _main_input_name(processing_class))
+            lengths = compute_sample_lengths(dataset, _main_input_name(processing_class))
         return _rebalance_sampler_class()(
             list_lengths(lengths),
             effective_batch_size=samples_of_step * data_parallel_size(args),
@@ -292,7 +294,7 @@ def _strategy(args: TrainingArguments) -> str:
     return "group_by_length" if getattr(args, "sortish_sampler", False) else args.train_sampling_strategy
 
 
-def evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int] | None:
+def make_evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int] | None:
     """Return the sampler of an evaluation dataset: its own order (None with several processes), or by length."""
     if args.train_sampling_strategy != "group_by_length":
         return SequentialSampler(dataset) if args.world_size <= 1 else None
@@ -309,7 +311,7 @@ def _group_by_length(
     return LengthGroupedSampler(batch_size, dataset, lengths, name, generator)
 
 
-def warn_of_order_of_stream(args: TrainingArguments) -> None:
+def warn_about_stream_order(args: TrainingArguments) -> None:
     """Warn that a strategy which needs lengths has no effect on training data that is read in its own order."""
     if _strategy(args) in ORDERED_BY_LENGTH:
         logger.warning(
@@ -319,7 +321,7 @@ def warn_of_order_of_stream(args: TrainingArguments) -> None:
         )
 
 
-def warn_that_lengths_are_dropped(args: TrainingArguments, whole: Any, kept: Any) -> None:
+def warn_about_dropped_lengths(args: TrainingArguments, whole: Any, kept: Any) -> None:
     """Warn if the column of lengths was among the unused columns of a `datasets.Dataset`, which are dropped before."""
     name = args.length_column_name
     if _strategy(args) in ORDERED_BY_LENGTH and name in whole.column_names and name not in kept.column_names:

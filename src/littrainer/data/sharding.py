@@ -38,11 +38,11 @@ class ShardSpec:
     split_batches: bool = False
     even_batches: bool = True
 
-    def samples_of_round(self, batch_size: int) -> int:
+    def global_batch_size(self, batch_size: int) -> int:
         """Return the samples of a round in all parts together, for a batch size of the loader."""
         return batch_size if self.split_batches else batch_size * self.count
 
-    def samples_of_shard(self, batch_size: int) -> int:
+    def local_batch_size(self, batch_size: int) -> int:
         """Return the samples of a round in one part."""
         return batch_size // self.count if self.split_batches else batch_size
 
@@ -69,7 +69,7 @@ def find_shard(args: TrainingArguments, settings: Any) -> ShardSpec | None:
     )
 
 
-def length_of(sized: Any) -> int | None:
+def get_length(sized: Any) -> int | None:
     """Return the `len()` of a dataset or loader; None if it is unknown."""
     try:
         return len(sized)
@@ -132,14 +132,14 @@ class SharedBatches(Sampler[list[int]]):
             return whole
         # This process may have nothing of the last batch.
         rows = len(self.sampler) % self.batch_size
-        return whole - (0 < rows <= share.index * share.samples_of_shard(self.batch_size))
+        return whole - (0 < rows <= share.index * share.local_batch_size(self.batch_size))
 
     def __iter__(self) -> Iterator[list[int]]:
         share, size = self.share, self.batch_size
-        rounds: Iterable[list[list[int]]] = split_into_rounds(self.batch_sampler, share.count)
+        rounds: Iterable[list[list[int]]] = iterate_chunks(self.batch_sampler, share.count)
         if share.split_batches and size is not None:
-            size = part = share.samples_of_shard(size)
-            rounds = (list(split_into_rounds(batch, part)) for batch in self.batch_sampler)
+            size = part = share.local_batch_size(size)
+            rounds = (list(iterate_chunks(batch, part)) for batch in self.batch_sampler)
         first_round: list[list[int]] = []
         left_over: list[list[int]] = []
         for batches in rounds:
@@ -183,12 +183,12 @@ class SharedStream(IterableDataset[Any]):
         self.drop_last = drop_last
         self.epoch = 0
         # Samples of the last round that are not repeated; None until the stream has been read to its end here.
-        self.samples_in_last_round: int | None = None
+        self.last_global_batch_size: int | None = None
 
     @property
-    def samples_of_round(self) -> int:
+    def global_batch_size(self) -> int:
         """Samples of a round in all processes together."""
-        return self.share.samples_of_round(self.batch_size)
+        return self.share.global_batch_size(self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the stream."""
@@ -196,40 +196,40 @@ class SharedStream(IterableDataset[Any]):
         set_epoch_on(epoch, self.dataset)
 
     def __len__(self) -> int:
-        complete, left_over = divmod(len(self.dataset), self.samples_of_round)
+        complete, left_over = divmod(len(self.dataset), self.global_batch_size)
         rounds = complete + (left_over > 0 and not self.drop_last)
-        return rounds * self.share.samples_of_shard(self.batch_size)
+        return rounds * self.share.local_batch_size(self.batch_size)
 
-    def samples_of_incomplete_round(self) -> int:
+    def incomplete_global_batch_size(self) -> int:
         """Return the samples of the last round that are not repeated; 0 if it is full, -1 if unknown."""
-        samples = self.samples_in_last_round
+        samples = self.last_global_batch_size
         if samples is None:
             # Workers count in their copies.
-            samples = length_of(self.dataset)
-        return -1 if samples is None or self.drop_last else samples % self.samples_of_round
+            samples = get_length(self.dataset)
+        return -1 if samples is None or self.drop_last else samples % self.global_batch_size
 
     def __iter__(self) -> Iterator[Any]:
         # A generator that depends on no epoch would give another order in each process.
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        part = self.share.samples_of_shard(self.batch_size)
+        part = self.share.local_batch_size(self.batch_size)
         own = slice(self.share.index * part, (self.share.index + 1) * part)
-        self.samples_in_last_round = None
+        self.last_global_batch_size = None
         first: list[Any] = []
         length = 0
-        for samples in split_into_rounds(self.dataset, self.samples_of_round):
+        for samples in iterate_chunks(self.dataset, self.global_batch_size):
             first, length = first or samples, len(samples)
-            if length == self.samples_of_round:
+            if length == self.global_batch_size:
                 yield from samples[own]
             elif not self.drop_last:
-                self.samples_in_last_round = length
-                yield from [*samples, *islice(cycle(first), self.samples_of_round - length)][own]
-        if length == self.samples_of_round:
-            self.samples_in_last_round = length
+                self.last_global_batch_size = length
+                yield from [*samples, *islice(cycle(first), self.global_batch_size - length)][own]
+        if length == self.global_batch_size:
+            self.last_global_batch_size = length
 
 
-def split_into_rounds(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:
+def iterate_chunks(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:
     """Yield elements in lists of a size, the last of which may be shorter; none is drawn in advance."""
     iterator = iter(elements)
     while taken := list(islice(iterator, size)):

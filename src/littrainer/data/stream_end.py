@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from littrainer.data.sharding import length_of
+from littrainer.data.sharding import get_length
 from littrainer.distributed.collectives import all_gather_object, any_rank, is_distributed
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """
     if not is_distributed():
         return
-    everywhere = all_gather_object((length_of(loader), length_of(getattr(loader, "dataset", None)), call))
+    everywhere = all_gather_object((get_length(loader), get_length(getattr(loader, "dataset", None)), call))
     batches, samples, calls = zip(*everywhere, strict=True)
     if len(set(calls)) > 1:
         raise UnequalData(
@@ -60,7 +60,7 @@ def _by_rank(values: Sequence[Any]) -> str:
     return ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))
 
 
-class CommonEnd:
+class StreamEndSync:
     """Watches streams of unknown length, one in each process, for the first that ends."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class CommonEnd:
         """Begin to count the batches of an epoch."""
         self._batches = 0
 
-    def is_reached(self, has_ended: bool, is_training: bool) -> bool:
+    def any_rank_exhausted(self, has_ended: bool, is_training: bool) -> bool:
         """Return whether any stream has ended; all processes make this call at each batch.
 
         Parameters:

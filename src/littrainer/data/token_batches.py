@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.samplers import EpochSeededSampler, measure_lengths
-from littrainer.data.sharding import length_of
+from littrainer.data.sharding import get_length
 from littrainer.distributed.layout import data_parallel_size
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class LengthGroups(Sampler[list[int]]):
     Parameters:
         widths: the length of each sample in tokens, rounded up.
         groups: positions in the order by width, from the largest down.
-        samples_in_last_round: samples of the last groups that processes read at a time; further ones repeat others.
+        last_global_batch_size: samples of the last groups that processes read at a time; further ones repeat others.
     """
 
-    def __init__(self, widths: np.ndarray, groups: list[np.ndarray], samples_in_last_round: int = -1):
+    def __init__(self, widths: np.ndarray, groups: list[np.ndarray], last_global_batch_size: int = -1):
         self.widths, self.groups = widths, groups
-        self.samples_in_last_round = samples_in_last_round
+        self.last_global_batch_size = last_global_batch_size
 
     @property
     def order(self) -> np.ndarray:
@@ -54,7 +54,7 @@ class LengthGroups(Sampler[list[int]]):
         return (order[group].tolist() for group in self.groups)
 
 
-class DrawnGroups(EpochSeededSampler):
+class ShuffledGroups(EpochSeededSampler):
     """The groups in random order, each of samples that are drawn among those of the same width."""
 
     def __init__(self, groups: LengthGroups, data_seed: int | None):
@@ -62,7 +62,7 @@ class DrawnGroups(EpochSeededSampler):
         self.groups = groups
 
     @property
-    def sampler(self) -> DrawnGroups:
+    def sampler(self) -> ShuffledGroups:
         """Return itself, which has the order of the batches of a batch sampler."""
         return self
 
@@ -86,7 +86,7 @@ def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, 
     """
     is_random = type(sampler) is RandomSampler and not sampler.replacement
     if is_random and sampler.num_samples == len(sampler.data_source):
-        return DrawnGroups(groups, args.data_seed)
+        return ShuffledGroups(groups, args.data_seed)
     if sampler is None or type(sampler) is SequentialSampler:
         return groups
     raise ValueError(
@@ -95,7 +95,7 @@ def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, 
     )
 
 
-def batches_by_tokens(
+def make_token_batch_sampler(
     args: TrainingArguments, dataset: Any, sampler: Any, processing_class: Any, collator: Any, is_training: bool
 ) -> Any:
     """Return the batch sampler of `max_tokens_per_batch`; None for a stream to evaluate, read in fixed batches.
@@ -110,7 +110,7 @@ def batches_by_tokens(
     """
     limit = args.max_tokens_per_batch
     assert limit is not None
-    if isinstance(dataset, IterableDataset) or length_of(dataset) is None:
+    if isinstance(dataset, IterableDataset) or get_length(dataset) is None:
         if not is_training:
             return None
         raise ValueError(
@@ -126,11 +126,13 @@ def batches_by_tokens(
     widths = np.minimum(-(-(-(-widths // step) * step) // multiple) * multiple, limit)
     parts = data_parallel_size(args)
     from_longest = np.sort(widths)[::-1]
-    formed = (groups_up_to(from_longest, limit, parts),) if is_training else equal_rounds(from_longest, limit, parts)
+    formed = (
+        (form_groups(from_longest, limit, parts),) if is_training else form_equal_groups(from_longest, limit, parts)
+    )
     return follow_sampler(args, LengthGroups(widths, *formed), sampler, "max_tokens_per_batch")
 
 
-def collated_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+def collate_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
     """Return the batch of samples, refused if it has more tokens than that with padding."""
     batch = collate(samples)
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -152,7 +154,7 @@ def check_fit(lengths: np.ndarray, limit: int, argument: str, what: str) -> None
         )
 
 
-def groups_up_to(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarray]:
+def form_groups(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarray]:
     """Return groups of positions, each up to a limit of tokens with padding.
 
     Parameters:
@@ -172,7 +174,7 @@ def groups_up_to(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndar
     return groups
 
 
-def equal_rounds(widths: np.ndarray, limit: int, parts: int) -> tuple[list[np.ndarray], int]:
+def form_equal_groups(widths: np.ndarray, limit: int, parts: int) -> tuple[list[np.ndarray], int]:
     """Return groups of which the processes read equally large ones at a time, and the samples of the last round."""
     groups: list[np.ndarray] = []
     start = last = 0
@@ -184,7 +186,7 @@ def equal_rounds(widths: np.ndarray, limit: int, parts: int) -> tuple[list[np.nd
     return groups, last
 
 
-def length_groups_of(loader: Any) -> LengthGroups | None:
+def find_length_groups(loader: Any) -> LengthGroups | None:
     """Return the groups in whose order a loader reads its dataset; None if it reads otherwise, or draws them."""
     batches = getattr(loader, "batch_sampler", None)
     while batches is not None and not isinstance(batches, LengthGroups):

@@ -57,7 +57,7 @@ class WindowLoader:
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
         left_out: windows that are drawn and skipped, each as its epoch and the number of its first micro-batch.
-        length_is_of_training: the micro-batches of an epoch are all of the training, and the data may have more.
+        is_length_of_training: the micro-batches of an epoch are all of the training, and the data may have more.
     """
 
     def __init__(
@@ -69,20 +69,20 @@ class WindowLoader:
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
         left_out: Collection[tuple[int, int]] = (),
-        length_is_of_training: bool = False,
+        is_length_of_training: bool = False,
     ):
         self.loader = loader
         self.accumulation = accumulation
         # The optimizer steps of an epoch are fixed, also if a smaller accumulation leaves a part of its data unread.
-        self.lengthen(micro_batches_per_epoch)
+        self.set_epoch_length(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
-        self.enter_part: Callable[[str], Any] = id
+        self.enter_section: Callable[[str], Any] = id
         self.left_out = left_out
-        self.length_is_of_training = length_is_of_training
+        self.is_length_of_training = is_length_of_training
         self.progress = DataProgress(loader)
         self.epoch = 0
-        self.micro_batches_seen = 0
+        self.micro_batches_read = 0
         self.micro_batches_done = 0
         self._micro_batches_drawn = 0
         self._data_has_ended = False
@@ -92,7 +92,7 @@ class WindowLoader:
         # and the order of random draws would change.
         return self.micro_batches_per_epoch
 
-    def lengthen(self, micro_batches_per_epoch: int) -> None:
+    def set_epoch_length(self, micro_batches_per_epoch: int) -> None:
         """Set the length of an epoch, before any epoch has begun."""
         self.micro_batches_per_epoch = micro_batches_per_epoch
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
@@ -100,31 +100,31 @@ class WindowLoader:
     def start_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
         self.epoch = self.progress.epoch = epoch
-        self.micro_batches_seen = self.micro_batches_done = 0
-        self._data_has_ended = self.progress.data_has_ended = False
+        self.micro_batches_read = self.micro_batches_done = 0
+        self._data_has_ended = self.progress.is_exhausted = False
 
-    def rows_of(self, epoch: int, micro_batch: int) -> list[int] | None:
+    def find_rows(self, epoch: int, micro_batch: int) -> list[int] | None:
         """Return the indices in the dataset of the rows of a micro-batch that was read; None if unknown."""
-        return self.progress.rows_of_batch(epoch, micro_batch)
+        return self.progress.find_batch_rows(epoch, micro_batch)
 
     def count_optimizer_step(self) -> None:
         """Note that the optimizer has stepped with the micro-batches so far."""
-        self.micro_batches_done = self.micro_batches_seen
+        self.micro_batches_done = self.micro_batches_read
 
     @property
-    def epoch_is_complete(self) -> bool:
+    def is_epoch_complete(self) -> bool:
         """Whether the optimizer has stepped with the last micro-batch of the epoch."""
-        is_at_its_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.length_is_of_training
+        is_at_its_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.is_length_of_training
         if is_at_its_length or self._data_has_ended:
             return True
         # A loader that prefetches detects the end of a stream with its last batch.
-        return self.progress.data_has_ended and self.micro_batches_done == self._micro_batches_drawn
+        return self.progress.is_exhausted and self.micro_batches_done == self._micro_batches_drawn
 
     def __iter__(self) -> Iterator[MicroBatch]:
         progress = self.progress
         position = progress.position or DataPosition(self.epoch)
         seen, change = position.micro_batches, position.layout_change
-        self.micro_batches_seen = self.micro_batches_done = seen
+        self.micro_batches_read = self.micro_batches_done = seen
         self._data_has_ended = False
         loader = self.loader
         if hasattr(loader, "set_epoch"):
@@ -134,8 +134,8 @@ class WindowLoader:
             batches = getattr(loader, "batch_sampler", None)
             batches = loader if batches is None else batches
             set_epoch_on(self.epoch, batches, getattr(batches, "sampler", None), getattr(loader, "dataset", None))
-        if hasattr(loader, "enter_part"):
-            loader.enter_part = self.enter_part
+        if hasattr(loader, "enter_section"):
+            loader.enter_section = self.enter_section
         batches = progress.batches(loader)
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
@@ -159,12 +159,12 @@ class WindowLoader:
                 break
             if (self.epoch, seen) in self.left_out:
                 seen += len(window)
-                self.micro_batches_seen = seen
+                self.micro_batches_read = seen
                 continue
             for number, inputs in enumerate(window):
                 opens_window = (seen - first) % accumulation == 0 or seen == resumed_at
                 seen += 1
-                self.micro_batches_seen = seen
+                self.micro_batches_read = seen
                 yield MicroBatch(
                     inputs=inputs,
                     opens_window=opens_window,
@@ -176,7 +176,7 @@ class WindowLoader:
                 )
                 if self.should_stop():
                     return
-        self._data_has_ended = seen < length or not self.length_is_of_training
+        self._data_has_ended = seen < length or not self.is_length_of_training
 
 
 def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:

@@ -37,7 +37,7 @@ def set_handled_signals(signals: Sequence[signal.Signals]) -> Sequence[signal.Si
     return before
 
 
-class WorkerStart:
+class WorkerInit:
     """A `worker_init_fn` that leaves signals to the process that started the worker, before the loader's own function.
 
     A scheduler sends a signal to all processes, and without its workers a training could take no step any more.
@@ -81,7 +81,7 @@ class WorkerError(ExceptionWrapper):
             raise
 
 
-def read_batches(loader: Any, iterate: Callable[[], Iterator[Any]] | None = None) -> Iterator[Any]:
+def iterate_batches(loader: Any, iterate: Callable[[], Iterator[Any]] | None = None) -> Iterator[Any]:
     """Return the batches of a loader, whose workers leave to this process the signals that it handles now.
 
     Parameters:
@@ -167,7 +167,7 @@ def _starting_workers(loader: DataLoader) -> Iterator[None]:
     # No signal is lost, and none ends a worker that is not ready for it. Ctrl-C waits until the workers are up, since
     # Python drops an error of a signal's handler while a process is forked.
     own, signals = loader.worker_init_fn, _handled
-    loader.worker_init_fn = WorkerStart(own, signals)
+    loader.worker_init_fn = WorkerInit(own, signals)
     blocks = signals and hasattr(signal, "pthread_sigmask")
     with UpdateGuard() as guard:
         guard.hold()
@@ -181,12 +181,12 @@ def _starting_workers(loader: DataLoader) -> Iterator[None]:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def reading_workers() -> list[BaseProcess]:
+def list_loader_workers() -> list[BaseProcess]:
     """Return the worker processes that are alive, of all loaders that this process reads."""
     return [child for child in multiprocessing.active_children() if child in _workers]
 
 
-def end_workers(loader: Any) -> None:
+def shut_down_workers(loader: Any) -> None:
     """End the lasting workers of a loader now. When a loader is collected, torch waits five seconds for each."""
     if isinstance(loader, DataLoader) and loader._iterator is not None:
         loader._iterator._shutdown_workers()  # type: ignore[attr-defined]

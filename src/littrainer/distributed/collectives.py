@@ -31,7 +31,7 @@ from littrainer.distributed.failures import (
     register_peers,
 )
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.nested_values import SampleList, concatenated, is_sample_list, map_nested
+from littrainer.runtime.nested_values import SampleList, concat_nested, is_sample_list, map_nested
 from littrainer.runtime.tracebacks import error_and_reasons
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ Value = TypeVar("Value")
 # Kinds of exchanges: a number, an object, the end of a block, a failure.
 _NUMBER, _OBJECT, _DONE, _FAILED = range(4)
 # After which a process that works while others wait sends a sign of life.
-MAX_SILENCE_S = 10.0
+KEEPALIVE_INTERVAL_S = 10.0
 # Attribute of errors that the other processes have received.
 PUBLISHED = "_littrainer_told_to_other_processes"
 
@@ -168,7 +168,7 @@ def run_with_keepalive(work: Callable[[], object]) -> None:
     pool = ThreadPoolExecutor(1)
     finished = pool.submit(work)
     pool.shutdown(wait=False)
-    seconds = min(MAX_SILENCE_S, (_timeout_of(dist.group.WORLD) or dist.default_pg_timeout).total_seconds() / 4)
+    seconds = min(KEEPALIVE_INTERVAL_S, (_timeout_of(dist.group.WORLD) or dist.default_pg_timeout).total_seconds() / 4)
     while any_rank(bool(wait([finished], seconds).not_done)):
         pass
     finished.result()
@@ -202,7 +202,7 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
             publishing = threading.Thread(target=_publish, args=(f"{type(error).__name__}: {error}",), daemon=True)
             publishing.start()
             # Ctrl-C is raised here too, and does not wait for what the others still do.
-            publishing.join(None if isinstance(error, Exception) else MAX_SILENCE_S)
+            publishing.join(None if isinstance(error, Exception) else KEEPALIVE_INTERVAL_S)
             with suppress(AttributeError):
                 setattr(error, PUBLISHED, True)
         raise
@@ -415,7 +415,7 @@ def _joined_objects(pieces: list[Any]) -> Any:
     if isinstance(first, tuple):
         entries = [_joined_objects(list(column)) for column in zip(*pieces, strict=True)]
         return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
-    return concatenated(pieces) if isinstance(first, torch.Tensor) else pieces
+    return concat_nested(pieces) if isinstance(first, torch.Tensor) else pieces
 
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ class SynchronizedFlags:
         self._warned: set[str] = set()
         self._were_ready = False
 
-    def settle(self, holder: Any, among: Sequence[str] | None = None, is_ready: bool = False) -> bool:
+    def sync(self, holder: Any, among: Sequence[str] | None = None, is_ready: bool = False) -> bool:
         """Leave flags raised that all processes raise. A flag that only some raise is lowered; all raise it next time.
 
         Parameters:

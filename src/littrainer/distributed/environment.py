@@ -42,13 +42,13 @@ COMMAND = "LITTRAINER_COMMAND"
 REPORTS, TRAININGS, HANG_TIMEOUT = "LITTRAINER_REPORTS", "LITTRAINER_TRAININGS", "LITTRAINER_HANG_TIMEOUT"
 
 USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
-TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
-FALSE_WORDS = ("", "0", "false", "no", "off", "n", "f", "none")
+TRUE_VALUES = ("1", "true", "yes", "on", "y", "t")
+FALSE_VALUES = ("", "0", "false", "no", "off", "n", "f", "none")
 # Texts that mean no value in the variables.
-NOTHING = ("", "none")
+UNSET_VALUES = ("", "none")
 
 
-class MeetingPoint(NamedTuple):
+class RendezvousPoint(NamedTuple):
     """The address of the first process, and the port there at which the processes meet."""
 
     address: str
@@ -58,7 +58,7 @@ class MeetingPoint(NamedTuple):
         return f"{self.address}:{self.port}"
 
 
-def whole_number(name: str, default: int) -> int:
+def read_env_int(name: str, default: int) -> int:
     """Return the number that an environment variable holds."""
     text = os.environ.get(name, "").strip()
     if not text:
@@ -69,29 +69,29 @@ def whole_number(name: str, default: int) -> int:
         raise ValueError(f"environment variable {name}={text!r} must be a whole number; launchers set it.") from None
 
 
-def hang_timeout(args: Any) -> float:
+def get_hang_timeout(args: Any) -> float:
     """Return the seconds without progress after which a run ends, 0 for never; the command line goes first."""
     return float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
 
 
 def world_size() -> int:
     """Return the number of processes that train together."""
-    return whole_number(WORLD_SIZE, 1)
+    return read_env_int(WORLD_SIZE, 1)
 
 
 def rank() -> int:
     """Return the rank of this process among all processes."""
-    return whole_number(RANK, 0)
+    return read_env_int(RANK, 0)
 
 
 def local_rank() -> int:
     """Return the rank of this process on its node."""
-    return whole_number(LOCAL_RANK, 0)
+    return read_env_int(LOCAL_RANK, 0)
 
 
 def local_world_size() -> int:
     """Return the number of processes on this node; by default all of them."""
-    number = whole_number(LOCAL_WORLD_SIZE, world_size())
+    number = read_env_int(LOCAL_WORLD_SIZE, world_size())
     # Without a launcher accelerate's state, if a script makes it first, writes 1 in each process.
     launchers = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", *MPI_VARIABLES[LOCAL_WORLD_SIZE])
     is_by_hand = "accelerate.state" in sys.modules and not any(map(os.environ.get, launchers))
@@ -103,22 +103,22 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     return any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
 
 
-def reports_folder() -> Path | None:
+def get_reports_folder() -> Path | None:
     """Return where `littrainer run` collects the reports of this process; None if it has not started this very one."""
     launcher, _, folder = os.environ.get(REPORTS, "").partition(":")
     # A program that the script starts inherits the variable.
     return Path(folder) if folder and launcher == str(os.getppid()) else None
 
 
-def meeting_point() -> MeetingPoint | None:
+def get_rendezvous_point() -> RendezvousPoint | None:
     """Return where the processes meet; None if that is not set."""
     address = os.environ.get(MAIN_ADDRESS, "").strip()
     if not address:
         return None
-    port = whole_number(MAIN_PORT, DEFAULT_PORT)
+    port = read_env_int(MAIN_PORT, DEFAULT_PORT)
     if not 0 < port <= MAX_PORT:
         raise ValueError(f"environment variable {MAIN_PORT}={port} is no port; it has to be from 1 to {MAX_PORT}.")
-    return MeetingPoint(address, port)
+    return RendezvousPoint(address, port)
 
 
 def check_ranks() -> None:
@@ -133,7 +133,7 @@ def check_ranks() -> None:
             f"unset {WORLD_SIZE}."
         )
     for name, limit_name, limit in ((RANK, WORLD_SIZE, size), (LOCAL_RANK, LOCAL_WORLD_SIZE, local_world_size())):
-        number = whole_number(name, 0)
+        number = read_env_int(name, 0)
         if not 0 <= number < limit:
             raise ValueError(
                 f"environment variable {name}={number} does not fit {limit_name}={limit}: ranks go from 0 to "
@@ -141,7 +141,7 @@ def check_ranks() -> None:
             )
 
 
-def adopt_launcher_variables(environment: MutableMapping[str, str] = os.environ) -> None:
+def set_torchrun_variables(environment: MutableMapping[str, str] = os.environ) -> None:
     """Write what SLURM's or MPI's launcher says of this process into torchrun's variables, unless those are there."""
     if is_launched(environment):
         return
@@ -197,26 +197,26 @@ def _number(text: str | None) -> int:
 # ---- What accelerate's launcher asks for -----------------------------------------------------------------------------
 
 
-def is_on(name: str) -> bool:
+def is_env_true(name: str) -> bool:
     """Return whether a variable is set to a true value."""
     text = os.environ.get(name, "")
-    if text.strip().lower() not in (*TRUE_WORDS, *FALSE_WORDS):
+    if text.strip().lower() not in (*TRUE_VALUES, *FALSE_VALUES):
         raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")
-    return text.strip().lower() in TRUE_WORDS
+    return text.strip().lower() in TRUE_VALUES
 
 
 # Variables that may ask for what is not supported, with the values that do not.
 REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
-    "ACCELERATE_USE_MEGATRON_LM": FALSE_WORDS,
-    "ACCELERATE_USE_SAGEMAKER": FALSE_WORDS,
-    "ACCELERATE_CPU_AFFINITY": FALSE_WORDS,
+    "ACCELERATE_USE_MEGATRON_LM": FALSE_VALUES,
+    "ACCELERATE_USE_SAGEMAKER": FALSE_VALUES,
+    "ACCELERATE_CPU_AFFINITY": FALSE_VALUES,
     "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
     # Launchers set it, and a run under transformers obeys it.
     "ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16"),
 }
 
 
-def refused_variables() -> dict[str, str]:
+def get_refused_variables() -> dict[str, str]:
     """Return variables, with their values, that ask for what is not carried out."""
     values = {name: os.environ.get(name, "") for name in REFUSED_VARIABLES}
     return {name: value for name, value in values.items() if value.strip().lower() not in REFUSED_VARIABLES[name]}

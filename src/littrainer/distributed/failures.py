@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from littrainer.distributed.environment import rank, reports_folder
+from littrainer.distributed.environment import get_reports_folder, rank
 from littrainer.runtime.tracebacks import error_and_reasons, report_uncaught
 
 # Names the file from which torchrun's agent reads the error of a process.
@@ -31,9 +31,9 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 CONSEQUENCE, STEP = "is_consequence", "step"
 # Attribute of an error: the optimizer step.
 AT_STEP = "_littrainer_optimizer_step"
-# Files of a process in `reports_folder`: the stacks of its threads, a file that it touches as long as it responds, and
+# Files of a process in `get_reports_folder`: the stacks of its threads, a file that it touches as long as it responds, and
 # another one when a hang ends it.
-STACKS, HEARTBEAT, ENDING = "stacks", "heartbeat", "ending"
+STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "ending"
 # In which loader processes may write the stacks of their threads.
 WORKER_STACKS_TIMEOUT_S = 0.5
 # In which the system may report that a process has ended, after the end of its connections.
@@ -127,8 +127,8 @@ def report_errors_to_agent() -> None:
     """From now on, report the error that ends this process to the agent that has started it, if there is one."""
     if os.environ.get(ERROR_FILE):
         report_uncaught(_report_uncaught)
-    if (folder := reports_folder()) is not None:
-        open_stacks(folder / f"{STACKS}-{rank()}.txt")
+    if (folder := get_reports_folder()) is not None:
+        open_stacks(folder / f"{STACKS_FILE}-{rank()}.txt")
 
 
 def report_errors(store: Any, rank: int, world_size: int) -> None:
@@ -143,9 +143,9 @@ def _report_uncaught(error: BaseException) -> None:
     if _stacks is not None:
         traceback.print_exception(error, file=_stacks)
         _stacks.flush()
-    if isinstance(error, HangError) and (folder := reports_folder()) is not None:
+    if isinstance(error, HangError) and (folder := get_reports_folder()) is not None:
         # The script does not catch the error, so the launcher ends the process unless it ends by itself.
-        (folder / f"{ENDING}-{os.getpid()}").touch()
+        (folder / f"{HUNG_FILE}-{os.getpid()}").touch()
 
 
 def report_error(error: BaseException) -> None:
@@ -168,7 +168,7 @@ def publish_failure(error: BaseException) -> None:
         _store.publish(error)
 
 
-def note_step_of_error(error: BaseException, step: int) -> None:
+def set_step_of_error(error: BaseException, step: int) -> None:
     """Note the optimizer step at which an error came: at the same step it would come again."""
     with suppress(AttributeError):
         setattr(error, AT_STEP, step)
@@ -257,7 +257,7 @@ def describe_connection_loss(error: RuntimeError) -> str:
     rank, _, words = ("" if _store is None else _store.wait_for_first()).partition(" ")
     if words:
         return f"process {rank} failed with {words}"
-    if ended := find_ended_processes():
+    if ended := find_dead_peers():
         named = f"process{'es' if len(ended) > 1 else ''} {', '.join(map(str, ended))}"
         return f"{named} has ended without reporting an error; what it, or the system's log, wrote last says why"
     advice = next((advice for sign, advice in ADVICE.items() if sign in str(error)), "one of them has ended, or hangs")
@@ -280,7 +280,7 @@ def register_peers(places: list[ProcessAddress]) -> None:
     _places = places
 
 
-def find_ended_processes() -> list[int]:
+def find_dead_peers() -> list[int]:
     """Return the ranks of the processes on this host that were connected and have ended."""
     here = [(rank, place.number) for rank, place in enumerate(_places) if place.host == socket.gethostname()]
     deadline = time.monotonic() + PROCESS_END_TIMEOUT_S

@@ -50,10 +50,10 @@ def ensure_process_group(args: Any) -> None:
         _report_errors()
         return
     environment.check_ranks()
-    if world_size == 1 and not (environment.is_launched() and environment.meeting_point()):
+    if world_size == 1 and not (environment.is_launched() and environment.get_rendezvous_point()):
         return
     device, timeout = args.device, args.ddp_timeout_delta
-    backend = backend_for(device.type, args.ddp_backend)
+    backend = choose_backend(device.type, args.ddp_backend)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if backend == MPI:
@@ -72,7 +72,7 @@ def ensure_process_group(args: Any) -> None:
 
 def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
     """Wait until all processes are there, and bring their group up."""
-    point = environment.meeting_point()
+    point = environment.get_rendezvous_point()
     if point is None:
         raise RendezvousError(
             f"{world_size} processes ({environment.WORLD_SIZE}) are to work together, and {environment.MAIN_ADDRESS}, "
@@ -114,7 +114,7 @@ def start_deepspeed_communication(args: Any) -> None:
         for name, value in ALONE.items():
             os.environ.setdefault(name, value)
         dist.init_process_group(
-            backend_for(device.type, args.ddp_backend), store=dist.HashStore(), rank=0, world_size=1
+            choose_backend(device.type, args.ddp_backend), store=dist.HashStore(), rank=0, world_size=1
         )
     deepspeed.init_distributed(
         dist_backend=dist.get_backend(), timeout=args.ddp_timeout_delta, auto_mpi_discovery=False
@@ -126,7 +126,7 @@ def is_up() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def backend_for(device_type: str, wanted: str | None) -> str:
+def choose_backend(device_type: str, wanted: str | None) -> str:
     """Return the communication library, or libraries, for tensors on a device; by default what fits the device."""
     backend = wanted or (NCCL if device_type == "cuda" else GLOO)
     if backend == NCCL and device_type != "cuda":

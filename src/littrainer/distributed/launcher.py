@@ -26,9 +26,9 @@ from littrainer.distributed.environment import (
     MAX_PORT,
     REPORTS,
     TRAININGS,
-    whole_number,
+    read_env_int,
 )
-from littrainer.distributed.failures import CONSEQUENCE, ENDING, HEARTBEAT, STACKS, STEP, is_running
+from littrainer.distributed.failures import CONSEQUENCE, HEARTBEAT_FILE, HUNG_FILE, STACKS_FILE, STEP, is_running
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
@@ -57,7 +57,7 @@ class Launch:
         main_address: address of the first machine; None is this one, and for one node only.
         main_port: port there; None takes a free port on one node, and torchrun's on several.
         grace_seconds: seconds to end after a signal, before processes are killed; None takes the environment's.
-        fewest_devices: processes that are enough after failures; None is as many as at first.
+        min_devices: processes that are enough after failures; None is as many as at first.
         restarts: number of restarts.
         hang_seconds: seconds after which a process that does not respond is ended; None never ends one.
     """
@@ -68,7 +68,7 @@ class Launch:
     main_address: str | None = None
     main_port: int | None = None
     grace_seconds: int | None = None
-    fewest_devices: int | None = None
+    min_devices: int | None = None
     restarts: int = 0
     hang_seconds: float | None = None
 
@@ -78,9 +78,9 @@ class Launch:
         return self.devices * self.nodes
 
     @property
-    def fewer_devices(self) -> int | None:
+    def reduced_devices(self) -> int | None:
         """The next smaller number of processes that may share the same global batch; None if there is none."""
-        numbers = range(self.fewest_devices or self.devices, self.devices)
+        numbers = range(self.min_devices or self.devices, self.devices)
         return max((number for number in numbers if self.devices % number == 0), default=None)
 
     @property
@@ -112,9 +112,9 @@ class Failure:
     stacks: str = ""
 
 
-def check(launch: Launch) -> None:
+def check_launch(launch: Launch) -> None:
     """Refuse what cannot be started."""
-    devices, nodes, fewest, port = launch.devices, launch.nodes, launch.fewest_devices, launch.main_port
+    devices, nodes, fewest, port = launch.devices, launch.nodes, launch.min_devices, launch.main_port
     asked = f"--devices {fewest}:{devices}"
     refused = {
         f"--devices {devices}: give the number of processes on this node, 1 or more": devices < 1,
@@ -145,7 +145,7 @@ def check(launch: Launch) -> None:
     _grace_seconds(launch)
     if nodes > 1 and port is None:
         port = DEFAULT_PORT
-    if port is not None and launch.node_rank == 0 and _is_taken(port):
+    if port is not None and launch.node_rank == 0 and _is_port_in_use(port):
         raise LaunchError(
             f"port {port} is in use on this machine; choose another one by --main-port, or stop what uses it"
         )
@@ -182,7 +182,7 @@ def run_processes(
             failure = _run_once(following, command, tempfile.mkdtemp(dir=folder))
             if failure is None:
                 return 0
-            print(f"littrainer: {failure.words}", file=sys.stderr, flush=True)
+            print(f"littrainer: {failure.message}", file=sys.stderr, flush=True)
             status, following = failure.status, restart(failure)
     except SignalException as error:
         # The processes have ended by then. Whoever started this one sees that a signal has ended it.
@@ -207,12 +207,12 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
         nproc_per_node=launch.devices,
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
-        **_meeting_of_agents(launch),
+        **_get_rendezvous_settings(launch),
     )
     # The agent replaces names after a dollar sign.
     arguments = [argument.replace("$", "$$") for argument in command[1:]]
     failures: dict[int, Any] = {}
-    with _ending_silent_processes(Path(folder), launch.hang_seconds) as ended:
+    with _end_processes_without_heartbeat(Path(folder), launch.hang_seconds) as ended:
         try:
             elastic_launch(config, command[0])(*arguments)
         except ChildFailedError as error:
@@ -227,7 +227,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
         # A loader process that was stopped has to continue to see that its parent has ended.
         with contextlib.suppress(OSError):
             os.killpg(number, signal.SIGCONT)
-    files = {path.stem.rpartition("-")[2]: path.read_text() for path in sorted(Path(folder).glob(f"{STACKS}-*"))}
+    files = {path.stem.rpartition("-")[2]: path.read_text() for path in sorted(Path(folder).glob(f"{STACKS_FILE}-*"))}
     stacks = "".join(f"---- process {number} ----\n{text}" for number, text in files.items() if text)
     if ended:
         words = "; ".join(f"pid {number} {why} and was ended" for number, why in sorted(ended.items()))
@@ -237,7 +237,7 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
     rank, failure = _root_cause(failures)
     was_killed = failure.exitcode < 0
     return Failure(
-        _failure_in_words(rank, launch, failure),
+        _describe_failure(rank, launch, failure),
         ENDED_BY_SIGNAL - failure.exitcode if was_killed else failure.exitcode,
         rank,
         was_killed,
@@ -248,14 +248,14 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
 
 
 @contextlib.contextmanager
-def _ending_silent_processes(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
+def _end_processes_without_heartbeat(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
     """End processes that no longer touch their heartbeat file, or do not end; yields their numbers, and why."""
     ended: dict[int, str] = {}
     if seconds is None:
         yield ended
         return
     is_over = threading.Event()
-    limits = {HEARTBEAT: seconds, ENDING: max(seconds, MIN_ENDING_TIMEOUT_S)}
+    limits = {HEARTBEAT_FILE: seconds, HUNG_FILE: max(seconds, MIN_ENDING_TIMEOUT_S)}
     # File -> its time, and when this process saw that time first.
     seen: dict[Path, tuple[int, float]] = {}
 
@@ -293,7 +293,7 @@ def _ending_silent_processes(folder: Path, seconds: float | None) -> Iterator[di
 
 def _grace_seconds(launch: Launch) -> int:
     try:
-        seconds = whole_number(GRACE, DEFAULT_GRACE_S) if launch.grace_seconds is None else launch.grace_seconds
+        seconds = read_env_int(GRACE, DEFAULT_GRACE_S) if launch.grace_seconds is None else launch.grace_seconds
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if seconds < 0:
@@ -304,7 +304,7 @@ def _grace_seconds(launch: Launch) -> int:
     return seconds
 
 
-def _meeting_of_agents(launch: Launch) -> dict[str, Any]:
+def _get_rendezvous_settings(launch: Launch) -> dict[str, Any]:
     if launch.nodes == 1:
         # An address that needs no name service; port 0 is any free one.
         return {
@@ -332,7 +332,7 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
     return min(failures.items(), key=order)
 
 
-def _failure_in_words(rank: int, launch: Launch, failure: Any) -> str:
+def _describe_failure(rank: int, launch: Launch, failure: Any) -> str:
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with status {failure.exitcode}"
     node = f"node {launch.node_rank}, " if launch.nodes > 1 else ""
     reported = _reported(failure)
@@ -354,7 +354,7 @@ def _in_one_line(message: object) -> str:
     return text if len(text) <= MAX_MESSAGE_LETTERS else f"{text[:MAX_MESSAGE_LETTERS]} ..."
 
 
-def _is_taken(port: int) -> bool:
+def _is_port_in_use(port: int) -> bool:
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
         if os.name == "posix":
             # As the store itself binds: a port that a process has just left counts as free.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from littrainer.distributed.environment import USE_FSDP, is_on
+from littrainer.distributed.environment import USE_FSDP, is_env_true
 from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ProcessLayout:
         return self.replicas * self.shards
 
 
-def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
+def get_requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
     """Return what names the sizes of the grid, for errors, and each of `SIZES`; 1 if it is not named."""
     source, config = _asked_for(args)
     sizes = dict.fromkeys(SIZES, 1)
@@ -72,9 +72,9 @@ def requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
     return source, sizes
 
 
-def process_layout(args: Any) -> ProcessLayout:
+def get_process_layout(args: Any) -> ProcessLayout:
     """Return the grid that `parallelism_config`, the launcher's environment or a sharded model asks for."""
-    source, sizes = requested_sizes(args)
+    source, sizes = get_requested_sizes(args)
     replicas, shards, together = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
     of_model = vars(args).get(_SIZES_OF_MODEL)
     if of_model is not None:
@@ -92,27 +92,27 @@ def process_layout(args: Any) -> ProcessLayout:
 
 def data_parallel_size(args: Any) -> int:
     """Return the number of parts into which each batch of all processes is split."""
-    return process_layout(args).data_parallel
+    return get_process_layout(args).data_parallel
 
 
 def data_parallel_rank(args: Any) -> int:
     """Return which of these parts is this process's."""
-    return args.process_index // process_layout(args).tensor_parallel
+    return args.process_index // get_process_layout(args).tensor_parallel
 
 
 def tensor_parallel_size(args: Any) -> int:
     """Return the number of processes that compute each layer together, on the same data."""
-    return process_layout(args).tensor_parallel
+    return get_process_layout(args).tensor_parallel
 
 
 def tensor_parallel_rank(args: Any) -> int:
     """Return which of these processes this one is."""
-    return args.process_index % process_layout(args).tensor_parallel
+    return args.process_index % get_process_layout(args).tensor_parallel
 
 
-def sharding_sizes(args: Any) -> tuple[int, int]:
+def get_sharding_sizes(args: Any) -> tuple[int, int]:
     """Return the number of replicas, and of processes over which each is sharded; by default there is one replica."""
-    layout = process_layout(args)
+    layout = get_process_layout(args)
     if not layout.is_given:
         return 1, layout.data_parallel
     if layout.shards == 1 and layout.data_parallel > 1:
@@ -131,7 +131,7 @@ def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
     return init_device_mesh(args.device.type, shape, mesh_dim_names=MESH_DIMENSIONS)
 
 
-def follow_model(args: Any, model: Any) -> None:
+def set_layout_from_model(args: Any, model: Any) -> None:
     """Lay the processes out as a model that transformers has sharded; it decides over `parallelism_config`."""
     vars(args).pop(_SIZES_OF_MODEL, None)
     together = getattr(model, "_tp_size", None) or 1
@@ -141,7 +141,7 @@ def follow_model(args: Any, model: Any) -> None:
         shards = getattr(settings, "fsdp_size", None) or 1
         replicas = getattr(settings, "dp_replicate_size", None) or 1
         vars(args)[_SIZES_OF_MODEL] = (together, shards, replicas)
-    layout = process_layout(args)
+    layout = get_process_layout(args)
     if not layout.is_given or together > 1:
         return
     if args.deepspeed and layout.replicas != args.world_size:
@@ -149,7 +149,7 @@ def follow_model(args: Any, model: Any) -> None:
             f"deepspeed lays its processes out by itself, and parallelism_config asks for dp_shard_size="
             f"{layout.shards} and tp_size={layout.tensor_parallel}. Set only one of them."
         )
-    if layout.shards > 1 and not (args.fsdp or is_on(USE_FSDP)):
+    if layout.shards > 1 and not (args.fsdp or is_env_true(USE_FSDP)):
         raise ValueError(
             f"parallelism_config has dp_shard_size={layout.shards}, and fsdp, which shards, is not switched on. Set "
             f"fsdp=True, or dp_replicate_size={layout.data_parallel} in its place."

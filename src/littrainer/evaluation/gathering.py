@@ -16,12 +16,12 @@ import torch
 from littrainer.runtime.nested_values import (
     PADDING,
     SampleList,
-    as_numpy,
-    concatenated,
-    different_kinds,
-    different_shapes,
+    concat_nested,
+    convert_to_numpy,
     is_sample_list,
     map_nested,
+    mixed_shapes_message,
+    mixed_types_error,
 )
 
 # Batches wait to be written in one piece until they are as large.
@@ -86,7 +86,7 @@ class BatchCollection:
         """Take in one batch's nested tensors, which have to fit those before where they are joined."""
         if self.join and not isinstance(batch, torch.Tensor):
             structures = [map_nested(_without_rows, batch, is_sample_list)]
-            self._structure = concatenated(structures if self._structure is None else [self._structure, *structures])
+            self._structure = concat_nested(structures if self._structure is None else [self._structure, *structures])
         self._waiting.append(map_nested(_without_unused_storage, batch))
         size, is_on_host = _bytes_and_place(batch)
         self._waiting_bytes += size
@@ -98,12 +98,12 @@ class BatchCollection:
         """Convert what has been collected to NumPy, which frees the device's memory."""
         if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * WAITING_BYTES:
             # Many small batches are written faster in one piece.
-            self._waiting = deque([concatenated(list(self._waiting))])
+            self._waiting = deque([concat_nested(list(self._waiting))])
         self._waiting_bytes = 0
         while self._waiting:
             batch = self._waiting.popleft()
             if not self.join:
-                self._separate.append(as_numpy(batch))
+                self._separate.append(convert_to_numpy(batch))
                 continue
             if self._joined is None:
                 self._joined = map_nested(
@@ -164,7 +164,7 @@ class HostRows:
             self._memory = _memory(shape, dtype)
             return self._memory
         if piece.dim() != before.dim() or shape[2:] != list(before.shape[2:]):
-            raise ValueError(different_shapes((self.rows, *before.shape[1:]), tuple(piece.shape)))
+            raise ValueError(mixed_shapes_message((self.rows, *before.shape[1:]), tuple(piece.shape)))
         shape[0] = len(before) if needed <= len(before) else max(needed, 2 * len(before))
         shape[1:2] = [max(width) for width in zip(shape[1:2], before.shape[1:2], strict=True)]
         dtype = torch.promote_types(before.dtype, dtype)
@@ -200,10 +200,10 @@ class _Pieces:
         self._pieces: list[Any] = []
 
     def write(self, piece: Any) -> None:
-        self._pieces.append(as_numpy(piece))
+        self._pieces.append(convert_to_numpy(piece))
 
     def joined(self) -> Any:
-        self._pieces = [concatenated(self._pieces)]
+        self._pieces = [concat_nested(self._pieces)]
         return self._pieces[0]
 
 
@@ -232,11 +232,11 @@ def _without_unused_storage(leaf: Any) -> Any:
 
 def _write(collected: Any, batch: Any) -> None:
     if isinstance(collected, HostRows) and not isinstance(batch, torch.Tensor):
-        raise different_kinds([torch.Tensor, type(batch)])
+        raise mixed_types_error([torch.Tensor, type(batch)])
     if isinstance(collected, (HostRows, _Pieces)):
         collected.write(batch)
     elif type(collected) is not type(batch):
-        raise different_kinds([type(collected), type(batch)])
+        raise mixed_types_error([type(collected), type(batch)])
     elif isinstance(collected, Mapping):
         for name, part in collected.items():
             _write(part, batch[name])

@@ -22,12 +22,12 @@ from littrainer.runtime.notes import kind_of
 logger = logging.getLogger(__name__)
 
 # Keywords of a call that None leaves to the arguments and to the model's generation config.
-UNSET_BY_NONE = ("max_length", "num_beams")
+OPTIONAL_KEYWORDS = ("max_length", "num_beams")
 # Made from the labels by collators; to generate after them would be to continue the answer.
 MADE_FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
 
 
-def is_asked_for(args: Any) -> bool:
+def is_generation_requested(args: Any) -> bool:
     """Return whether arguments ask for predictions that are generated."""
     return bool(getattr(args, "predict_with_generate", False)) and not args.prediction_loss_only
 
@@ -46,10 +46,10 @@ def prepare(args: Any, model: nn.Module, generates: bool) -> None:
         config: Any = load_config(wanted)
         model.generation_config = config
     if getattr(args, "predict_with_generate", False) and generates:
-        check_that_it_can_generate(model)
+        check_can_generate(model)
 
 
-def check_that_it_can_generate(model: nn.Module) -> None:
+def check_can_generate(model: nn.Module) -> None:
     """Refuse a model that cannot generate."""
     for name in ("generate", "generation_config"):
         if getattr(model, name, None) is None:
@@ -80,7 +80,7 @@ def load_config(wanted: Any) -> Any:
     elif isinstance(wanted, GenerationConfig):
         named, config = "generation_config", copy.deepcopy(wanted)
     else:
-        raise TypeError(f"generation_config is {kind_of(wanted)}; give {WAYS_TO_NAME_ONE}.")
+        raise TypeError(f"generation_config is {kind_of(wanted)}; give {CONFIG_SOURCES_HINT}.")
     try:
         # The same check happens when the model is saved, after the training.
         config.validate(strict=True)
@@ -91,7 +91,7 @@ def load_config(wanted: Any) -> Any:
     return config
 
 
-WAYS_TO_NAME_ONE = "a GenerationConfig, the path of a file or of a folder that holds one, or a model id"
+CONFIG_SOURCES_HINT = "a GenerationConfig, the path of a file or of a folder that holds one, or a model id"
 
 
 def _read(wanted: str | os.PathLike[str], named: str) -> Any:
@@ -104,12 +104,12 @@ def _read(wanted: str | os.PathLike[str], named: str) -> Any:
             error
         )
     except OSError as error:
-        raise OSError(f"{named} cannot be read: {error} Give {WAYS_TO_NAME_ONE}.") from None
+        raise OSError(f"{named} cannot be read: {error} Give {CONFIG_SOURCES_HINT}.") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{named} is not valid: {error}") from error
 
 
-def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def merge_generation_keywords(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords of `generate` for one `evaluate` or `predict`.
 
     Parameters:
@@ -126,12 +126,12 @@ def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def note_keywords_without_effect(idle: str) -> None:
+def log_unused_keywords(idle: str) -> None:
     """Log once that nothing is generated with keywords of `generate`; programs pass the same ones in each call."""
     logger.info("%s: without effect, since predict_with_generate is not set.", idle)
 
 
-def generates_in_step(model: nn.Module, world_size: int) -> bool:
+def needs_synced_gpus(model: nn.Module, world_size: int) -> bool:
     """Return whether all processes have to take the same number of generation steps: `synced_gpus` of `generate`.
 
     They have to if parameters are sharded, since each forward pass then gathers them from all processes.
@@ -145,18 +145,18 @@ def generates_in_step(model: nn.Module, world_size: int) -> bool:
 # ---- One batch -------------------------------------------------------------------------------------------------------
 
 
-def generated_tokens(
+def generate_tokens(
     model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int, processing_class: Any
 ) -> torch.Tensor:
     """Return the token ids that a model generates from a batch; `gen_kwargs` are keywords of its `generate`."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", True):
-        inputs = prompts_of(inputs, lambda: padding_token(model, processing_class))
-    keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}
-    keywords.setdefault("synced_gpus", generates_in_step(model, world_size))
-    return model.generate(**inputs_to_generate_from(inputs), **keywords)
+        inputs = extract_prompts(inputs, lambda: find_padding_token(model, processing_class))
+    keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in OPTIONAL_KEYWORDS}
+    keywords.setdefault("synced_gpus", needs_synced_gpus(model, world_size))
+    return model.generate(**drop_answer_inputs(inputs), **keywords)
 
 
-def padded_alike(
+def pad_tokens_and_labels(
     model: Any,
     tokens: torch.Tensor,
     labels: torch.Tensor | None,
@@ -172,7 +172,7 @@ def padded_alike(
     return padded_to_first_longer(tokens), None if labels is None else padded_to_first_longer(labels)
 
 
-def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def drop_answer_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch without what would give the answer away: decoder inputs that were made from the labels."""
     labels, decoder_inputs = inputs.get("labels"), inputs.get("decoder_input_ids")
     left_out: tuple[str, ...] = ("labels",) if labels is None else ()
@@ -181,7 +181,7 @@ def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in left_out}
 
 
-def prompts_of(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Mapping[str, Any]:
+def extract_prompts(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Mapping[str, Any]:
     """Return a batch of a decoder-only model whose rows end where their labels begin, padded on the left.
 
     A row whose labels are not its own tokens, or have no -100 before them, is a prompt as a whole.
@@ -229,7 +229,7 @@ def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
     return wide
 
 
-def padding_token(model: Any, processing_class: Any) -> int:
+def find_padding_token(model: Any, processing_class: Any) -> int:
     """Return the token id that fills up shorter outputs: the tokenizer's, or else the model's."""
     if hasattr(processing_class, "pad_token_id"):
         # Decoder-only models' tokenizers often have none, and end their sequences with something.

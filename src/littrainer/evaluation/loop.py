@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer.callbacks.progress import label_of, name_evaluation
-from littrainer.data.limits import first_batches, limited_number
-from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
-from littrainer.data.sharding import length_of
+from littrainer.callbacks.progress import get_progress_label, label_evaluation_bar
+from littrainer.data.limits import get_batch_limit, limit_batches
+from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_dataset, has_length
+from littrainer.data.sharding import get_length
 from littrainer.data.stream_end import check_equal_lengths
-from littrainer.data.token_batches import length_groups_of
-from littrainer.data.workers import read_batches
+from littrainer.data.token_batches import find_length_groups
+from littrainer.data.workers import iterate_batches
 from littrainer.distributed.collectives import broadcast_object, pad_across_processes, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
 from littrainer.evaluation.gathering import BatchCollection, SampleLists
-from littrainer.evaluation.metrics import MetricPlace, call_metric_function, checked_metrics, noting_where
-from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
+from littrainer.evaluation.metrics import MetricContext, call_metric_function, check_metrics, explain_metric_errors
+from littrainer.evaluation.prediction import ExactLossMean, compute_sample_mean
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
-from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
-from littrainer.runtime.nested_values import PADDING, map_nested, truncated
-from littrainer.strategies.shards import free_gathered
+from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, find_task_facts, make_streaming_metrics
+from littrainer.runtime.nested_values import PADDING, map_nested, truncate_nested
+from littrainer.strategies.full_state import reshard_gathered
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class BatchOutputs(NamedTuple):
 
     def first_rows(self, number: int) -> BatchOutputs:
         """Return the same with no more than so many samples."""
-        return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
+        return BatchOutputs(*(None if value is None else truncate_nested(value, number) for value in self))
 
     def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
         """Return what a metric function is given, with what `include_for_metrics` wants."""
@@ -48,7 +48,7 @@ class BatchOutputs(NamedTuple):
         return EvalPrediction(predictions=self.predictions, label_ids=self.labels, losses=losses, inputs=inputs)
 
 
-def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
+def select_main_input(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
     """Return the model's main input among a batch, if `include_for_metrics` wants it."""
     if "inputs" not in wanted:
         return None
@@ -78,7 +78,7 @@ class CollectedOutputs:
 
     def __init__(
         self,
-        place: MetricPlace,
+        place: MetricContext,
         args: Any,
         rows: int | None,
         streaming: StreamingMetrics | None,
@@ -98,11 +98,11 @@ class CollectedOutputs:
         self.examples_seen = 0
         self.batches_done = 0
 
-    def weight_of(self, inputs: Any) -> Any:
+    def get_batch_weight(self, inputs: Any) -> Any:
         """Return a batch's weight in the mean loss, to be read before a step, which may take labels out of it."""
-        return None if self.exact_loss is None else self.exact_loss.weight_of(inputs)
+        return None if self.exact_loss is None else self.exact_loss.get_batch_weight(inputs)
 
-    def outputs_of(
+    def make_outputs(
         self,
         batch: Any,
         samples: int,
@@ -121,11 +121,11 @@ class CollectedOutputs:
         """
         if self.exact_loss is not None and loss is not None:
             self.exact_loss.add(loss, weight)
-        rows, marks = first_dimension(batch), self.sample_lists
+        rows, marks = find_batch_size(batch), self.sample_lists
         predictions = _align(predictions, marks.predictions, rows)
         labels, inputs = _align(labels, marks.labels, rows), _align(inputs, marks.inputs, rows)
         if predictions is not None and self.place.preprocess_logits_for_metrics is not None:
-            with noting_where(self.place, (predictions, labels), "preprocess_logits_for_metrics"):
+            with explain_metric_errors(self.place, (predictions, labels), "preprocess_logits_for_metrics"):
                 predictions = self.place.preprocess_logits_for_metrics(predictions, labels)
         return BatchOutputs(None if loss is None else loss.repeat(samples), predictions, labels, inputs)
 
@@ -156,9 +156,9 @@ class CollectedOutputs:
             own = own.first_rows(0)
         elif rows is not None:
             # The samples of the last batch go to the processes one after the other, to each as many.
-            size = first_dimension(own.predictions) or 0
+            size = find_batch_size(own.predictions) or 0
             own = own.first_rows(min(max(rows - data_parallel_rank(self.args) * size, 0), size))
-        with noting_where(self.place):
+        with explain_metric_errors(self.place):
             self.streaming.update(own.for_metrics(self.args.include_for_metrics))
 
     def results(self, batch_metrics: Any = None) -> tuple[BatchOutputs, dict[str, Any], float | None]:
@@ -170,10 +170,10 @@ class CollectedOutputs:
         everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
         if self.order is not None:
             rows_read = self.examples_seen * data_parallel_size(self.args)
-            everything = in_datasets_order(everything, self.order[:rows_read])
+            everything = restore_dataset_order(everything, self.order[:rows_read])
         metrics: Any = batch_metrics or {}
         if self.streaming is not None:
-            with noting_where(self.place):
+            with explain_metric_errors(self.place):
                 metrics = self.streaming.compute() if self.streaming.batches else {}
         # A function may fail in one process alone, and the others would wait for it.
         with raise_on_all_ranks("computing the metrics of an evaluation"):
@@ -181,12 +181,12 @@ class CollectedOutputs:
             is_due = self.place.compute_metrics is not None and self.streaming is None and batch_metrics is None
             if is_due and is_complete:
                 metrics = call_metric_function(self.place, everything.for_metrics(self.args.include_for_metrics))
-            metrics = checked_metrics(self.place, metrics)
+            metrics = check_metrics(self.place, metrics)
         # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
         metrics = broadcast_object(metrics)
         if self.exact_loss is not None:
             return everything, metrics, self.exact_loss.value()
-        return everything, metrics, mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
+        return everything, metrics, compute_sample_mean(everything.losses, self.args.logging_nan_inf_filter)
 
 
 def _align(value: Any, sample_lists: SampleLists, rows: int | None) -> Any:
@@ -194,7 +194,7 @@ def _align(value: Any, sample_lists: SampleLists, rows: int | None) -> Any:
     return None if value is None else pad_across_processes(sample_lists.marked(value, rows), dim=1, fill=PADDING)
 
 
-def in_datasets_order(everything: BatchOutputs, order: np.ndarray) -> BatchOutputs:
+def restore_dataset_order(everything: BatchOutputs, order: np.ndarray) -> BatchOutputs:
     """Return the same in the dataset's order, of samples that were read in the order given.
 
     Raises:
@@ -222,7 +222,7 @@ class EvaluationLoop(CollectedOutputs):
         prediction_loss_only: collect nothing but the loss.
         ignore_keys: model outputs to leave out of the predictions.
         metric_key_prefix: prefix of the metrics' names.
-        has_own_step: the Trainer is of a class with its own `prediction_step`.
+        has_custom_step: the Trainer is of a class with its own `prediction_step`.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class EvaluationLoop(CollectedOutputs):
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None,
         metric_key_prefix: str,
-        has_own_step: bool = False,
+        has_custom_step: bool = False,
     ):
         self.trainer = trainer
         self.dataloader = dataloader
@@ -242,14 +242,14 @@ class EvaluationLoop(CollectedOutputs):
         self.prediction_loss_only = prediction_loss_only
         self.ignore_keys = ignore_keys
         self.prefix = metric_key_prefix
-        self.has_own_step = has_own_step
+        self.has_custom_step = has_custom_step
         self.generates = bool(getattr(trainer.args, "predict_with_generate", False))
-        self.max_batches = limited_number(trainer, "prediction" if self.is_prediction else "evaluation", dataloader)
+        self.max_batches = get_batch_limit(trainer, "prediction" if self.is_prediction else "evaluation", dataloader)
         self.loss_shifts_labels = trainer._loss_shifts_labels
-        rows = length_of(whole_dataset(dataloader)) if self.max_batches is None else None
-        streaming = streaming_metrics(trainer.compute_metrics)
+        rows = get_length(get_full_dataset(dataloader)) if self.max_batches is None else None
+        streaming = make_streaming_metrics(trainer.compute_metrics)
         super().__init__(trainer, trainer.args, rows, streaming, self.loss_shifts_labels, trainer.accelerator.gather)
-        groups = length_groups_of(dataloader)
+        groups = find_length_groups(dataloader)
         self.order = None if groups is None else groups.order
         self.model: Any = None
         # The batch that is being predicted, for errors.
@@ -265,7 +265,7 @@ class EvaluationLoop(CollectedOutputs):
         if callable(getattr(trainer.optimizer, "eval", None)):
             trainer.optimizer.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
-        name_evaluation(trainer.callback_handler.callbacks, label_of(self.prefix, self.generates))
+        label_evaluation_bar(trainer.callback_handler.callbacks, get_progress_label(self.prefix, self.generates))
         data = "prediction data" if self.is_prediction else "evaluation data"
         check_equal_lengths(self.dataloader, data, f"{self.description.lower()} with metric_key_prefix={self.prefix!r}")
         logger.info(f"\n***** Running {self.description} *****")
@@ -279,8 +279,8 @@ class EvaluationLoop(CollectedOutputs):
         """Return the facts about the model's task."""
         trainer = self.trainer
         # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
-        keeps_scores = trainer.preprocess_logits_for_metrics is None and not self.has_own_step
-        return facts_of_task(trainer.model, self.loss_shifts_labels, keeps_scores, self.generates)
+        keeps_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
+        return find_task_facts(trainer.model, self.loss_shifts_labels, keeps_scores, self.generates)
 
     def run(self) -> None:
         """Predict all batches."""
@@ -290,14 +290,14 @@ class EvaluationLoop(CollectedOutputs):
 
     def batches(self) -> Iterator[Any]:
         """Yield the batches of the loader, which is first asked for an iterator when the first batch is due."""
-        reads_itself = isinstance(self.dataloader, LookaheadLoader)
-        batches = iter(self.dataloader) if reads_itself else read_batches(self.dataloader)
-        yield from batches if self.max_batches is None else first_batches(batches, self.max_batches)
+        reads_itself = isinstance(self.dataloader, PrefetchLoader)
+        batches = iter(self.dataloader) if reads_itself else iterate_batches(self.dataloader)
+        yield from batches if self.max_batches is None else limit_batches(batches, self.max_batches)
 
     @property
-    def number_of_batches(self) -> float:
+    def num_batches(self) -> float:
         """Batches that the loop reads; infinity if that is not known."""
-        number = length_of(self.dataloader) if self.max_batches is None else self.max_batches
+        number = get_length(self.dataloader) if self.max_batches is None else self.max_batches
         return float("inf") if number is None else number
 
     def step(self, batch: Any) -> BatchOutputs:
@@ -307,23 +307,23 @@ class EvaluationLoop(CollectedOutputs):
             the outputs of this process.
         """
         trainer, args = self.trainer, self.trainer.args
-        trainer.preemption.interrupt_evaluation_if_asked()
+        trainer.preemption.raise_if_preempted()
         self.batch = batch
-        samples = first_dimension(batch)
+        samples = find_batch_size(batch)
         self.examples_seen += samples or 0
-        is_end = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
+        is_end = isinstance(self.dataloader, PrefetchLoader) and self.dataloader.end_of_dataloader
         # Further rows of a last batch only fill it up; `gather_for_metrics` leaves them out.
         rows = self.dataloader.samples_in_last_batch() if is_end else None
         trainer.accelerator.samples_in_last_batch = rows
         try:
-            weight = self.weight_of(batch)
+            weight = self.get_batch_weight(batch)
             loss, logits, labels = trainer.prediction_step(
                 self.model, batch, self.prediction_loss_only, ignore_keys=self.ignore_keys
             )
-            inputs = main_inputs(trainer.model, args.include_for_metrics, batch)
+            inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
             inputs = None if inputs is None else trainer._prepare_input(inputs)
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
-            own = self.outputs_of(batch, loss_rows, loss, weight, logits, labels, inputs)
+            own = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
             everywhere = self._gather(own, rows)
         finally:
             trainer.accelerator.samples_in_last_batch = None
@@ -358,7 +358,7 @@ class EvaluationLoop(CollectedOutputs):
             prediction = batch.for_metrics(self.args.include_for_metrics)
             self._batch_metrics = call_metric_function(self.trainer, prediction, compute_result=is_last)
 
-    def places_of(self, batch: Any) -> list[int] | None:
+    def find_sample_indices(self, batch: Any) -> list[int] | None:
         """Return places in the dataset of the samples in the batch that was predicted last.
 
         None if they are not known: the samples are in another order, or several processes share them.
@@ -366,7 +366,7 @@ class EvaluationLoop(CollectedOutputs):
         sampler = getattr(self.dataloader, "sampler", None)
         if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
             return None
-        places = range(self.examples_seen - (first_dimension(batch) or 0), self.examples_seen)
+        places = range(self.examples_seen - (find_batch_size(batch) or 0), self.examples_seen)
         return list(places) if self.order is None else [int(self.order[place]) for place in places]
 
     def finish(self) -> EvalLoopOutput:
@@ -376,7 +376,7 @@ class EvaluationLoop(CollectedOutputs):
         trainer, prefix = self.trainer, f"{self.prefix}_"
         if trainer.is_fsdp_enabled:
             # What forward passes have gathered takes memory, and hides from scripts that the model is sharded.
-            free_gathered(trainer.model)
+            reshard_gathered(trainer.model)
         if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
             name = "test" if self.is_prediction else "evaluation"
             raise ValueError(
@@ -394,7 +394,7 @@ class EvaluationLoop(CollectedOutputs):
         return self._output
 
     def _num_samples(self) -> int:
-        of_dataset = length_of(whole_dataset(self.dataloader))
+        of_dataset = get_length(get_full_dataset(self.dataloader))
         if self.max_batches is not None:
             read = self.examples_seen * data_parallel_size(self.args)
             number = read if of_dataset is None else min(read, of_dataset)

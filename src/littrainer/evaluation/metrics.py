@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
-from littrainer.runtime.nested_values import described
+from littrainer.runtime.nested_values import describe
 from littrainer.runtime.notes import add_note, kind_of
 
 
-class MetricPlace(Protocol):
+class MetricContext(Protocol):
     """What computes metrics; a Trainer is one."""
 
     compute_metrics: Any
@@ -25,16 +25,16 @@ class MetricPlace(Protocol):
     state: Any
 
 
-def call_metric_function(place: MetricPlace, prediction: EvalPrediction, **keywords: Any) -> Any:
+def call_metric_function(place: MetricContext, prediction: EvalPrediction, **keywords: Any) -> Any:
     """Return what `compute_metrics` returns; its errors get a note that says where they happened."""
     assert place.compute_metrics is not None
-    with noting_where(place, (prediction.predictions, prediction.label_ids)):
+    with explain_metric_errors(place, (prediction.predictions, prediction.label_ids)):
         return place.compute_metrics(prediction, **keywords)
 
 
 @contextmanager
-def noting_where(
-    place: MetricPlace, given: tuple[Any, Any] | None = None, function: str | None = None
+def explain_metric_errors(
+    place: MetricContext, given: tuple[Any, Any] | None = None, function: str | None = None
 ) -> Iterator[None]:
     """Give errors of metrics in the block a note that says where they happened.
 
@@ -47,7 +47,7 @@ def noting_where(
     except Exception as error:
         note = f"{function or _name_of(place.compute_metrics)} raised this {_where(place)}."
         if given is not None:
-            predictions, labels = map(described, given)
+            predictions, labels = map(describe, given)
             note += f" It was given predictions {predictions}, labels {labels}."
         if place.is_in_train and place.args.save_strategy != SaveStrategy.NO:
             note += " Once it is mended, train(resume_from_checkpoint=True) goes on from a checkpoint written before."
@@ -55,7 +55,7 @@ def noting_where(
         raise
 
 
-def checked_metrics(place: MetricPlace, metrics: Any) -> dict[str, Any]:
+def check_metrics(place: MetricContext, metrics: Any) -> dict[str, Any]:
     """Return metrics as Python numbers under their names."""
     function = _name_of(place.compute_metrics)
     if not isinstance(metrics, Mapping):
@@ -86,7 +86,7 @@ def _name_of(function: Any) -> str:
     return f"compute_metrics ({getattr(function, '__qualname__', type(function).__name__)})"
 
 
-def _where(place: MetricPlace) -> str:
+def _where(place: MetricContext) -> str:
     if not place.is_in_train:
         return "in an evaluation outside of training"
     return f"in the evaluation at optimizer step {place.state.global_step} of {place.state.max_steps}"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.data.columns import batch_without_names
-from littrainer.data.loaders import first_dimension
+from littrainer.data.columns import make_unnamed_batch_error
+from littrainer.data.loaders import find_batch_size
 from littrainer.data.windows import count_label_tokens
-from littrainer.runtime.nested_values import detached
+from littrainer.runtime.nested_values import detach_nested
 
 
 def predict_batch(
@@ -33,17 +33,17 @@ def predict_batch(
         ValueError: the predictions cannot belong to the labels that metrics compare them with.
     """
     if not hasattr(inputs, "keys"):
-        raise batch_without_names(inputs, model, override="prediction_step")
+        raise make_unnamed_batch_error(inputs, model, override="prediction_step")
     label_names = trainer.label_names
-    gives_loss = is_loss_to_be_had(inputs, label_names, trainer.can_return_loss)
+    gives_loss = can_compute_loss(inputs, label_names, trainer.can_return_loss)
     inputs = trainer._prepare_inputs(inputs)
     if ignore_keys is None:
-        ignore_keys = outputs_to_ignore(trainer.model)
+        ignore_keys = get_ignored_outputs(trainer.model)
 
     labels = None
     if gives_loss:
         # Taken before the forward pass: computing the loss may take the labels out of the inputs.
-        labels = labels_in(inputs, label_names)
+        labels = extract_labels(inputs, label_names)
         num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
 
     with torch.no_grad(), trainer.compute_loss_context_manager():
@@ -67,10 +67,10 @@ def predict_batch(
     if prediction_loss_only:
         return loss, None, None
     are_compared = trainer.compute_metrics is not None and trainer.preprocess_logits_for_metrics is None
-    return loss, logits_in(outputs, ignore_keys, labels, gives_loss, label_names if are_compared else None), labels
+    return loss, extract_logits(outputs, ignore_keys, labels, gives_loss, label_names if are_compared else None), labels
 
 
-def is_loss_to_be_had(inputs: Mapping[str, Any], label_names: Sequence[str], can_return_loss: bool) -> bool:
+def can_compute_loss(inputs: Mapping[str, Any], label_names: Sequence[str], can_return_loss: bool) -> bool:
     """Return whether a batch has all labels, or the model returns a loss without any."""
     if label_names:
         return all(inputs.get(name) is not None for name in label_names)
@@ -78,7 +78,7 @@ def is_loss_to_be_had(inputs: Mapping[str, Any], label_names: Sequence[str], can
     return bool(can_return_loss if return_loss is None else return_loss)
 
 
-def has_loss_in(outputs: Any) -> bool:
+def contains_loss(outputs: Any) -> bool:
     """Return whether a model's outputs have a loss among them, or in front of them."""
     if isinstance(outputs, dict):
         return "loss" in outputs
@@ -86,19 +86,19 @@ def has_loss_in(outputs: Any) -> bool:
     return is_row and isinstance(outputs[0], torch.Tensor) and outputs[0].dim() == 0
 
 
-def outputs_to_ignore(model: Any) -> Sequence[str]:
+def get_ignored_outputs(model: Any) -> Sequence[str]:
     """Return the outputs that are no predictions, which the model's config names."""
     config = getattr(model, "config", None)
     return [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
 
 
-def labels_in(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
+def extract_labels(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
     """Return the labels of a batch: one, or a tuple of them."""
-    labels = detached(tuple(inputs.get(name) for name in label_names))
+    labels = detach_nested(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
 
-def logits_in(
+def extract_logits(
     outputs: Any, ignore_keys: Sequence[str], labels: Any, has_loss: bool, compared_labels: Sequence[str] | None
 ) -> Any:
     """Return the predictions among a model's outputs: one, or a tuple of them.
@@ -118,7 +118,7 @@ def logits_in(
     if labels is not None and compared_labels is not None:
         names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
         check_rows(logits, labels, names, compared_labels)
-    logits = detached(logits)
+    logits = detach_nested(logits)
     # A bare tensor keeps its dimensions, also if the batch is of one sample.
     is_only_one = isinstance(logits, (list, tuple)) and len(logits) == 1
     return logits[0] if is_only_one else logits
@@ -178,14 +178,14 @@ class ExactLossMean:
         self._losses: list[torch.Tensor] = []
         self._weights: list[torch.Tensor] = []
 
-    def weight_of(self, inputs: Any) -> torch.Tensor | int:
+    def get_batch_weight(self, inputs: Any) -> torch.Tensor | int:
         """Return what a batch weighs in this process; ask before a step, which may take labels out of the batch."""
         args = self.args
         if args.eval_loss_weighting == "labels" and ("labels" in inputs or "shift_labels" in inputs):
             labels = count_label_tokens([inputs], self.shifts_labels)
             if labels is not None:
                 return labels
-        samples = first_dimension(inputs)
+        samples = find_batch_size(inputs)
         return args.eval_batch_size if samples is None else samples
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
@@ -213,7 +213,7 @@ class ExactLossMean:
         return float((losses[counted] * weights[counted]).sum() / weights[counted].sum())
 
 
-def mean_over_samples(losses: Any, leaves_out_non_finite: bool) -> float | None:
+def compute_sample_mean(losses: Any, leaves_out_non_finite: bool) -> float | None:
     """Return the mean of losses, one for each sample; None if there are none.
 
     Parameters:

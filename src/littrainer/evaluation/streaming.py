@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from littrainer.evaluation.results import EvalPrediction
-from littrainer.model.facts import base_model, predicts_next_token, users_model
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
-from littrainer.runtime.nested_values import PADDING, described
+from littrainer.model.facts import base_model, is_causal_lm, unwrap_user_model
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
+from littrainer.runtime.nested_values import PADDING, describe
 
 # What a metric's update is called with: positional arguments, or keywords.
 Arguments = tuple[Any, ...] | dict[str, Any]
@@ -63,13 +63,13 @@ class TaskFacts:
     """What is known of the model's task, if shapes alone do not say how predictions and labels belong together.
 
     Parameters:
-        predicts_next_token: labels belong to the position before; None if the model's class does not say.
+        is_causal_lm: labels belong to the position before; None if the model's class does not say.
         problem_type: `config.problem_type` of the model, which may have been set by its first forward pass.
         keeps_scores: predictions are what the model returned, and no code of the script has come in between.
         generates: predictions are generated tokens.
     """
 
-    predicts_next_token: bool | None = None
+    is_causal_lm: bool | None = None
     problem_type: str | None = None
     keeps_scores: bool = True
     generates: bool = False
@@ -80,28 +80,28 @@ class TaskFacts:
         return self.problem_type == MULTI_LABEL and self.keeps_scores
 
 
-def facts_of_task(model: Any, shifts_labels: bool, keeps_scores: bool, generates: bool) -> TaskFacts:
+def find_task_facts(model: Any, shifts_labels: bool, keeps_scores: bool, generates: bool) -> TaskFacts:
     """Return what is known of the task of a model.
 
     Parameters:
         shifts_labels: its loss compares each label with the prediction one position before.
         keeps_scores, generates: as in `TaskFacts`.
     """
-    model = base_model(users_model(model))
+    model = base_model(unwrap_user_model(model))
     next_token: bool | None = shifts_labels or None
     if next_token is None and is_a(model, "pretrained model"):
-        next_token = predicts_next_token(model)
+        next_token = is_causal_lm(model)
     return TaskFacts(
-        predicts_next_token=next_token,
+        is_causal_lm=next_token,
         problem_type=getattr(getattr(model, "config", None), "problem_type", None),
         keeps_scores=keeps_scores,
         generates=generates,
     )
 
 
-def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
+def guess_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     """Return the name of the conversion that fits a batch."""
-    logits, labels = scores_in(prediction.predictions), prediction.label_ids
+    logits, labels = extract_scores(prediction.predictions), prediction.label_ids
     if facts.generates:
         raise _untold(prediction, "predict_with_generate makes the predictions generated tokens")
     if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
@@ -116,13 +116,13 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     if has_classes or are_classes:
         if labels.dim() < 2:
             return "classification"
-        if facts.predicts_next_token is None:
+        if facts.is_causal_lm is None:
             raise _untold(
                 prediction,
                 "whether labels belong to their own position ('classification') or to the one before "
                 "('language_model') is not known of this model",
             )
-        return "language_model" if facts.predicts_next_token else "classification"
+        return "language_model" if facts.is_causal_lm else "classification"
     if is_score and logits.shape == labels.shape:
         if facts.problem_type == MULTI_LABEL or (is_class and labels.dim() > 1):
             return "multi_label"
@@ -130,18 +130,18 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     raise _untold(prediction, "no conversion fits their shapes")
 
 
-def converts_itself(metric: Any) -> bool:
+def has_custom_update(metric: Any) -> bool:
     """Return whether a metric, or one in a collection or wrapper, has an `update` that is not torchmetrics' own."""
     updates = [type(module).update for module in metric.modules() if is_a(module, "torchmetrics metric")]
     return not all(update.__module__.startswith("torchmetrics.") for update in updates)
 
 
-def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
+def choose_conversion(metric: Any, guess: str, prediction: EvalPrediction) -> str:
     """Return the guessed conversion, or the one that keeps scores if a metric goes over thresholds.
 
     Some of these, such as `BinaryAUROC`, would take likeliest classes for scores, and give a wrong number.
     """
-    logits = scores_in(prediction.predictions)
+    logits = extract_scores(prediction.predictions)
     if guess != "classification" or not logits.is_floating_point():
         return guess
     # Those in a collection or a wrapper too.
@@ -152,7 +152,7 @@ def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
     return "class_scores" if takes_all_classes or logits.shape[-1] != 2 else "positive_class_scores"
 
 
-def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) -> Arguments | None:
+def convert_batch(prediction: EvalPrediction, conversion: str | Callable[..., Any]) -> Arguments | None:
     """Return what update is to be called with; None if a function leaves the batch out.
 
     Parameters:
@@ -160,13 +160,13 @@ def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) 
             if it takes one argument. It returns a tuple of arguments, a dict of keywords, or one argument.
     """
     if isinstance(conversion, str):
-        return CONVERSIONS[conversion](scores_in(prediction.predictions), prediction.label_ids)
+        return CONVERSIONS[conversion](extract_scores(prediction.predictions), prediction.label_ids)
     given = (prediction.predictions, prediction.label_ids) if _takes_two(conversion) else (prediction,)
     found = conversion(*given)
     return found if found is None or isinstance(found, (tuple, dict)) else (found,)
 
 
-def scores_in(predictions: Any) -> Any:
+def extract_scores(predictions: Any) -> Any:
     """Return the logits, which come first if a model has several outputs."""
     return predictions[0] if isinstance(predictions, (tuple, list)) and predictions else predictions
 
@@ -207,7 +207,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 def _untold(prediction: EvalPrediction, reason: str) -> ValueError:
     return ValueError(
         "It is not known how predictions and labels go into the metrics of compute_metrics: "
-        f"predictions {described(prediction.predictions)}, labels {described(prediction.label_ids)}; {reason}. Say it: "
+        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Say it: "
         f"StreamingMetrics(metric, inputs=...) with one of {', '.join(map(repr, CONVERSIONS))}, or a function of "
         "predictions and labels that returns what update takes."
     )
@@ -295,14 +295,14 @@ class StreamingMetrics:
 
     def _update(self, name: str, part: _Part, prediction: EvalPrediction) -> None:
         conversion = part.inputs
-        if conversion is None and converts_itself(part.metric):
+        if conversion is None and has_custom_update(part.metric):
             conversion = "unchanged"
         elif conversion is None:
-            self._guess = self._guess or guessed_conversion(prediction, self._read_facts())
-            conversion = conversion_for(part.metric, self._guess, prediction)
+            self._guess = self._guess or guess_conversion(prediction, self._read_facts())
+            conversion = choose_conversion(part.metric, self._guess, prediction)
         arguments: Any = None
         try:
-            arguments = converted(prediction, conversion)
+            arguments = convert_batch(prediction, conversion)
             if arguments is None or (isinstance(conversion, str) and not _has_rows(arguments)):
                 return
             if isinstance(arguments, dict):
@@ -327,7 +327,7 @@ class _Part(NamedTuple):
     names_itself: bool
 
 
-def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
+def make_streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
     """Return what a Trainer's `compute_metrics` is as streaming metrics; None if it is a function.
 
     Metrics of torchmetrics can be called too, but not with an `EvalPrediction`. Anything else that can be called is a
@@ -340,7 +340,7 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):
         return StreamingMetrics(compute_metrics)
-    kinds = (StreamingMetrics, *known_classes("torchmetrics metric"))
+    kinds = (StreamingMetrics, *loaded_classes("torchmetrics metric"))
     if inspect.isclass(compute_metrics) and issubclass(compute_metrics, kinds):
         raise TypeError(
             f"compute_metrics is the class {compute_metrics.__name__}; pass a metric, made with its arguments."
@@ -411,11 +411,11 @@ def _misfit(
     way = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if part.inputs is None:
         way += " (chosen by their shapes and the model)"
-    made = "failed" if arguments is None else f"made of them what update was called with: {described(arguments)}"
+    made = "failed" if arguments is None else f"made of them what update was called with: {describe(arguments)}"
     others = [repr(other) for other in CONVERSIONS if other != conversion]
     return (
         f"The metric {name!r} ({type(part.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "
-        f"The batch has predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}; "
+        f"The batch has predictions {describe(prediction.predictions)} and labels {describe(prediction.label_ids)}; "
         f"{way} {made}. Check what the metric was made for. StreamingMetrics takes as inputs also {', '.join(others)}, "
         "or a function of predictions and labels that returns what update takes."
     )

@@ -21,14 +21,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.destinations import lightning_precision
-from littrainer.arguments.secrets import holds_a_secret
-from littrainer.arguments.shown_arguments import as_text
-from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
+from littrainer.arguments.destinations import get_lightning_precision
+from littrainer.arguments.secrets import is_secret_name
+from littrainer.arguments.shown_arguments import format_value
+from littrainer.callbacks.log_history import (
+    COSTS,
+    END_OF_TRAINING_METRIC,
+    EVALUATION,
+    TRAINING,
+    Point,
+    parse_log_history,
+)
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.hub.repository import CARD_NAME, describe_error, redact_tokens
 from littrainer.model.facts import base_model
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.version import __version__
 from littrainer.strategies.choice import strategy_name
@@ -90,11 +97,11 @@ def write_card(
         return
     content = _generate(args, state, model, list_datasets(dataset, keywords), badges, keywords)
     # The card is public.
-    secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
+    secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if is_secret_name(field.name)]
     content = redact_tokens(content, *secrets)
     content = _complete_by_peft(model, content) if has_adapters else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
+    write_atomically(path, MARK_PATTERN.sub(MARK.format(_digest(content)), content))
 
 
 def is_unedited(content: str) -> bool:
@@ -212,7 +219,7 @@ def _generate(
         "## Training procedure",
         *_section("### Training hyperparameters", list_hyperparameters(args, state)),
         "### How it was trained",
-        f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}.",
+        f"By Lightning: {strategy_name(args)}, {devices}, precision {get_lightning_precision(args)}.",
         *_table_of_results(state.log_history),
         *_section("### Framework versions", list_framework_versions(), separator=" "),
     ]
@@ -272,8 +279,8 @@ def list_hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[s
     batch_size = state.train_batch_size or args.train_batch_size
     accumulation, by_tokens = args.gradient_accumulation_steps, args.max_tokens_per_batch
     total = batch_size * data_parallel_size(args) * accumulation
-    settings = f", optim_args={as_text(args.optim_args)}" if args.optim_args else ""
-    if "adam" in as_text(args.optim).lower():
+    settings = f", optim_args={format_value(args.optim_args)}" if args.optim_args else ""
+    if "adam" in format_value(args.optim).lower():
         settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
     values = {
         "learning_rate": args.learning_rate,
@@ -284,7 +291,7 @@ def list_hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[s
         "num_devices": args.world_size if args.world_size > 1 else None,
         "gradient_accumulation_steps": accumulation if accumulation > 1 else None,
         "total_train_batch_size": total if total != batch_size and not by_tokens else None,
-        "optimizer": f"{as_text(args.optim)}{settings}",
+        "optimizer": f"{format_value(args.optim)}{settings}",
         "lr_scheduler_type": args.lr_scheduler_type,
         "lr_scheduler_warmup_steps": args.warmup_steps or None,
         "training_steps": args.max_steps if args.max_steps > 0 else None,
@@ -293,7 +300,7 @@ def list_hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[s
         "label_smoothing_factor": args.label_smoothing_factor or None,
         "weight_decay": args.weight_decay or None,
     }
-    return {name: as_text(value) for name, value in values.items() if value is not None}
+    return {name: format_value(value) for name, value in values.items() if value is not None}
 
 
 def list_framework_versions() -> dict[str, str]:
@@ -308,15 +315,15 @@ def get_last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
 
 
 def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
-    curves = read_history(log_history).curves.items()
+    curves = parse_log_history(log_history).curves.items()
     return {key: points for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
 
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
     """Return the evaluations during training, a row for each step and a column for each metric and evaluation set."""
-    ends = [index for index, entry in enumerate(log_history) if OF_THE_WHOLE_TRAINING in entry]
+    ends = [index for index, entry in enumerate(log_history) if END_OF_TRAINING_METRIC in entry]
     during = log_history[: ends[-1]] if ends else log_history
-    losses = read_history(during).curves.get(("loss", TRAINING), [])
+    losses = parse_log_history(during).curves.get(("loss", TRAINING), [])
     evaluated = {key: {point.step: point for point in points} for key, points in _evaluations(during).items()}
     epochs = {step: point.epoch for points in evaluated.values() for step, point in points.items()}
     if not epochs or not (ends or losses):

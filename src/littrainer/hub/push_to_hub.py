@@ -32,17 +32,17 @@ from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
-    OPTIMIZER_PARTS,
+    OPTIMIZER_SHARDS,
     PREFIX_CHECKPOINT_DIR,
     RUN_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     STACKS_NAME,
     TRAINER_STATE_NAME,
-    WEIGHT_PARTS,
+    WEIGHT_SHARDS,
     checkpoint_step,
 )
-from littrainer.checkpoint.store import is_abandoned, lock_folder, store_of
+from littrainer.checkpoint.store import get_store, is_abandoned, lock_folder
 from littrainer.hub.model_card import remove_generated_card
 from littrainer.hub.repository import (
     CARD_NAME,
@@ -80,7 +80,7 @@ EXCLUDED_FILES = (
 )
 # Files of a checkpoint that only a resume needs, and the card that PEFT writes in addition to output_dir's.
 RESUME_ONLY_FILES = (
-    *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_PARTS, *WEIGHT_PARTS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
+    *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_SHARDS, *WEIGHT_SHARDS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
     *("rng_state*.pth", "littrainer_resume*.pt", LIGHTNING_STATE_NAME, MANIFEST_NAME, "latest", "zero_to_fp32.py"),
 )
 # Larger files are linked; others are copied, since they may be modified in place.
@@ -515,6 +515,6 @@ def remove_abandoned_snapshots(output_dir: Path) -> None:
 def remove_snapshots(*folders: Path) -> None:
     """Remove snapshots, and their parent folder if it is empty then."""
     for folder in folders:
-        store_of(folder).close()
+        get_store(folder).close()
         shutil.rmtree(folder, ignore_errors=True)
         remove_if_empty(folder.parent)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.secrets import masked, without_secrets
+from littrainer.arguments.secrets import mask_secret, redact_secrets
 from littrainer.runtime.notes import add_note
 from littrainer.runtime.tracebacks import error_and_reasons
 
@@ -156,8 +156,8 @@ def find_tokens(*further: Any) -> list[str]:
 def redact_tokens(text: str, *further: Any) -> str:
     """Return a text without access tokens of this process, further tokens, and strings that look like tokens."""
     for token in find_tokens(*further):
-        text = text.replace(token, masked("hub_token"))
-    redacted: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
+        text = text.replace(token, mask_secret("hub_token"))
+    redacted: str = redact_secrets(HUB_TOKEN.sub(mask_secret("hub_token"), text))
     return redacted
 
 

@@ -17,7 +17,7 @@ FEATURES, LABELS = "features", "labels"
 Sample = Mapping[str, Any]
 
 
-def named_parts(sample: Any) -> dict[str, Any]:
+def split_sample(sample: Any) -> dict[str, Any]:
     """Return a pair (features, labels) as `{"features": ..., "labels": ...}`, features alone without labels."""
     if not isinstance(sample, (tuple, list)):
         return {FEATURES: sample}
@@ -39,10 +39,10 @@ class PairDataset(Dataset[Sample]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Sample:
-        return named_parts(self.source[index])
+        return split_sample(self.source[index])
 
 
-def dataset_of_pairs(source: Any, name: str) -> PairDataset | None:
+def to_pair_dataset(source: Any, name: str) -> PairDataset | None:
     """Return a sequence, a torch dataset or an unbatched tf.data.Dataset as the Trainer takes it; None stays None."""
     if source is None or isinstance(source, PairDataset):
         return source
@@ -76,10 +76,10 @@ def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return a batch of samples: torch tensors, in dicts and tuples as in the samples; `labels` if all have some."""
     has_labels = all(sample.get(LABELS) is not None for sample in samples)
     names = (FEATURES, LABELS) if has_labels else (FEATURES,)
-    return {name: _stacked([as_tensors(sample[name], name) for sample in samples], name) for name in names}
+    return {name: _stack([to_tensors(sample[name], name) for sample in samples], name) for name in names}
 
 
-def _stacked(values: list[Any], place: str) -> Any:
+def _stack(values: list[Any], place: str) -> Any:
     if len({_shape(value) for value in values}) > 1:
         shapes = sorted({str(_shape(value)) for value in values})
         raise ValueError(
@@ -88,9 +88,9 @@ def _stacked(values: list[Any], place: str) -> Any:
         )
     first = values[0]
     if isinstance(first, Mapping):
-        return {name: _stacked([value[name] for value in values], f"{place}[{name!r}]") for name in first}
+        return {name: _stack([value[name] for value in values], f"{place}[{name!r}]") for name in first}
     if isinstance(first, tuple):
-        return tuple(_stacked([value[part] for value in values], f"{place}[{part}]") for part in range(len(first)))
+        return tuple(_stack([value[part] for value in values], f"{place}[{part}]") for part in range(len(first)))
     return torch.stack(values)
 
 
@@ -100,12 +100,12 @@ def _shape(value: Any) -> Any:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else tuple(value.shape)
 
 
-def as_tensors(value: Any, place: str) -> Any:
+def to_tensors(value: Any, place: str) -> Any:
     """Return numbers and arrays, in dicts and tuples, as tensors; float64, which Python's are, becomes float32."""
     if isinstance(value, Mapping):
-        return {name: as_tensors(part, f"{place}[{name!r}]") for name, part in value.items()}
+        return {name: to_tensors(part, f"{place}[{name!r}]") for name, part in value.items()}
     if isinstance(value, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in value):
-        return tuple(as_tensors(part, place) for part in value)
+        return tuple(to_tensors(part, place) for part in value)
     try:
         # Tensors of TensorFlow and JAX become arrays too.
         array = value if isinstance(value, torch.Tensor) else np.asarray(value)
@@ -144,10 +144,10 @@ class ScriptBatches(IterableDataset[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         items = self.source.as_numpy_iterator() if is_tensorflow_dataset(self.source) else self.source
         for batch in itertools.islice(items, self.steps):
-            yield {name: as_tensors(part, name) for name, part in named_parts(batch).items() if part is not None}
+            yield {name: to_tensors(part, name) for name, part in split_sample(batch).items() if part is not None}
 
 
-class LoaderOfBatches(DataLoader[Sample]):
+class ScriptLoader(DataLoader[Sample]):
     """A loader of batches that a script makes itself, with the numbers of batches and samples if they are known."""
 
     # Class attributes, since DataLoader's own constructor watches assignments.
@@ -164,7 +164,7 @@ class LoaderOfBatches(DataLoader[Sample]):
         return self.steps
 
 
-def loader_of(returned: Any, name: str, has_counts: bool = False) -> Any:
+def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
     """Return a loader of what a `get_*_tfdataset` method returned: batches, with `has_counts` their numbers too."""
     batches, steps, num_examples = returned, None, None
     if has_counts:
@@ -181,4 +181,4 @@ def loader_of(returned: Any, name: str, has_counts: bool = False) -> Any:
         known = int(batches.cardinality()) if batches.cardinality() >= 0 else None
     elif not hasattr(batches, "__iter__"):
         raise TypeError(f"{name} returned a {type(batches).__name__}, and has to return batches (features, labels).")
-    return LoaderOfBatches(batches, known if steps is None else steps, num_examples)
+    return ScriptLoader(batches, known if steps is None else steps, num_examples)

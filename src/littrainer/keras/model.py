@@ -42,7 +42,7 @@ def check_model(model: Any) -> None:
         raise NotImplementedError(f"{name} is a model of {backend}, and littrainer trains on torch. {ON_TORCH}.")
 
 
-def check_training_of(model: Any) -> None:
+def check_trainable(model: Any) -> None:
     """Refuse a model that would be trained otherwise than it says, unless run_model is overridden."""
     import keras
 
@@ -75,16 +75,16 @@ class KerasModule(nn.Module):
         self.run = run
         # Not one of its modules, whose parameters would be there a second time, under other names.
         vars(self)["keras_model"] = model
-        self.take_variables()
+        self.register_variables()
 
-    def take_variables(self) -> None:
+    def register_variables(self) -> None:
         """Register the variables that the model has at present, statistics as buffers, which processes share."""
         self._parameters.clear()
         self._buffers.clear()
         layers = self.keras_model._flatten_layers()
         # Variables that a layer computes itself, such as moving means; others of a frozen layer stay parameters.
         computed = {id(variable) for layer in layers for variable in layer._non_trainable_variables}
-        for name, variable in stable_names(self.keras_model).items():
+        for name, variable in get_stable_names(self.keras_model).items():
             is_statistic = id(variable) in computed and torch.is_floating_point(variable.value)
             register: Any = self.register_buffer if is_statistic else self.register_parameter
             register(name, variable.value)
@@ -97,7 +97,7 @@ class KerasModule(nn.Module):
         # The parameters stay the same objects; buffers do not.
         for layer in self.keras_model._flatten_layers():
             layer._apply(fn, recurse)
-        self.take_variables()
+        self.register_variables()
         return self
 
     def apply_constraints(self, *after_step: Any) -> None:
@@ -118,7 +118,7 @@ class KerasModule(nn.Module):
         return {"logits": logits}
 
 
-def stable_names(model: Any) -> dict[str, Any]:
+def get_stable_names(model: Any) -> dict[str, Any]:
     """Return a Keras model's variables, random states among them, by names that depend on the model alone.
 
     Layers of a kind are counted from the first of this model on, in the order of its variables: `dense_7` of the
@@ -135,14 +135,14 @@ def stable_names(model: Any) -> dict[str, Any]:
         for part in parents:
             known = parts_below.setdefault(path, {})
             if part not in known:
-                known[part] = _not_in(known.values(), COUNTED.sub("", part))
+                known[part] = _make_unique(known.values(), COUNTED.sub("", part))
             path = f"{path}{known[part]}/"
         # A name with a dot would be that of a parameter inside a module.
-        names[_not_in(names, (path + last).replace(".", "_"))] = variable
+        names[_make_unique(names, (path + last).replace(".", "_"))] = variable
     return names
 
 
-def _not_in(taken: Any, name: str) -> str:
+def _make_unique(taken: Any, name: str) -> str:
     numbered = (f"{name}_{number}" for number in itertools.count(1))
     return name if name not in taken else next(free for free in numbered if free not in taken)
 

@@ -18,40 +18,40 @@ from littrainer.keras.data import (
     LABELS,
     BatchedPairs,
     collate_pairs,
-    dataset_of_pairs,
-    loader_of,
+    make_loader,
+    to_pair_dataset,
 )
 from littrainer.keras.model import (
     WITHOUT_DECAY,
     KerasModule,
     check_model,
-    check_training_of,
+    check_trainable,
     count_instances,
     run_keras_model,
 )
-from littrainer.loop.loss import averages_over_processes
+from littrainer.loop.loss import should_average_over_processes
 from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 KERAS_FILE = "model.keras"
 # Method that nothing calls on a TFTrainer -> the method to override instead.
-INSTEAD = {
+OVERRIDE_INSTEAD = {
     "compute_loss": "run_model, which returns loss and logits",
     **{f"get_{kind}_dataloader": f"get_{kind}_tfdataset" for kind in ("train", "eval", "test")},
     **dict.fromkeys(("create_optimizer", "create_scheduler"), "create_optimizer_and_scheduler"),
     **dict.fromkeys(("evaluation_loop", "prediction_loop"), "prediction_step, or evaluate and predict"),
     "apply_gradients": "training_step, which returns the gradients of a micro-batch; the optimizer steps by itself",
 }
-HOLDS_WHOLE = "a Keras model holds each variable whole. Leave it out; each process trains a copy of the model"
+REPLICATED_ONLY = "a Keras model holds each variable whole. Leave it out; each process trains a copy of the model"
 # Argument -> why it means nothing to a TFTrainer, and what to do.
 REFUSED = {
     "label_smoothing_factor": "the loss of a TFTrainer is the model's. Compile the model with "
     "keras.losses.CategoricalCrossentropy(label_smoothing=...), or override run_model",
     "torch_compile": "torch.compile traces Keras's Python in many small pieces, which takes minutes for a model of "
     "two layers. Leave it out",
-    "fsdp": HOLDS_WHOLE,
-    "deepspeed": HOLDS_WHOLE,
+    "fsdp": REPLICATED_ONLY,
+    "deepspeed": REPLICATED_ONLY,
 }
 
 
@@ -73,13 +73,13 @@ class KerasTrainer(Trainer):
     # ---- Data and optimizer ------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        return loader_of(self.owner.get_train_tfdataset(), "get_train_tfdataset")
+        return make_loader(self.owner.get_train_tfdataset(), "get_train_tfdataset")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return loader_of(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset", has_counts=True)
+        return make_loader(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset", has_counts=True)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        return loader_of(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset", has_counts=True)
+        return make_loader(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset", has_counts=True)
 
     def num_examples(self, dataloader: Any) -> int:
         known = getattr(dataloader, "num_examples", None)
@@ -98,7 +98,7 @@ class KerasTrainer(Trainer):
         if not batch_samples or batch_samples[0].get(LABELS) is None:
             return None
         number = torch.stack([count_instances(batch[LABELS]) for batch in batch_samples]).sum().to(device)
-        return (reduce_across_processes(number) if averages_over_processes(self) else number) / 1
+        return (reduce_across_processes(number) if should_average_over_processes(self) else number) / 1
 
     @contextlib.contextmanager
     def _step_of_owner(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
@@ -194,8 +194,8 @@ class TFTrainer:
         check_model(model)
         self._check(args, optimizers)
         self.model = model
-        train_pairs = dataset_of_pairs(train_dataset, "train_dataset")
-        eval_pairs = dataset_of_pairs(eval_dataset, "eval_dataset")
+        train_pairs = to_pair_dataset(train_dataset, "train_dataset")
+        eval_pairs = to_pair_dataset(eval_dataset, "eval_dataset")
         if not model.built:
             samples = eval_pairs if train_pairs is None else train_pairs
             if not samples:
@@ -239,7 +239,7 @@ class TFTrainer:
                 "torch's: pass (torch.optim.AdamW(model.parameters()), None), or leave it to the arguments (optim, "
                 "learning_rate, weight_decay, lr_scheduler_type, poly_power)."
             )
-        for method, instead in INSTEAD.items():
+        for method, instead in OVERRIDE_INSTEAD.items():
             if getattr(type(self), method, None) is not getattr(TFTrainer, method, None):
                 raise NotImplementedError(
                     f"{name} overrides {method}, which nothing calls in a TFTrainer: override {instead}."
@@ -259,7 +259,7 @@ class TFTrainer:
     def __setattr__(self, name: str, value: Any) -> None:
         inner = vars(self).get("torch_trainer")
         if inner is not None and name in ("train_dataset", "eval_dataset"):
-            value = dataset_of_pairs(value, name)
+            value = to_pair_dataset(value, name)
         elif inner is not None and name == "model":
             raise AttributeError("Another model needs another optimizer: make another TFTrainer for it.")
         is_own = inner is None or name in vars(self) or hasattr(type(self), name) or not hasattr(inner, name)
@@ -279,9 +279,9 @@ class TFTrainer:
 
     def _report_to(self, service: str) -> None:
         if service not in (self.args.report_to or []):
-            from littrainer.tracking.selection import tracker_class
+            from littrainer.tracking.selection import get_tracker_class
 
-            self.torch_trainer.add_callback(tracker_class(service))
+            self.torch_trainer.add_callback(get_tracker_class(service))
 
     @property
     def global_step(self) -> int:
@@ -308,7 +308,7 @@ class TFTrainer:
         Parameters:
             eval_dataset: samples (features, labels); by default the Trainer's.
         """
-        dataset = dataset_of_pairs(eval_dataset, "eval_dataset")
+        dataset = to_pair_dataset(eval_dataset, "eval_dataset")
         return self._counted(Trainer.get_eval_dataloader(self.torch_trainer, dataset))
 
     def get_test_tfdataset(self, test_dataset: Any) -> tuple[Any, int, int]:
@@ -317,7 +317,7 @@ class TFTrainer:
         Parameters:
             test_dataset: samples (features, labels), or features alone that are no tuples.
         """
-        dataset = dataset_of_pairs(test_dataset, "test_dataset")
+        dataset = to_pair_dataset(test_dataset, "test_dataset")
         return self._counted(Trainer.get_test_dataloader(self.torch_trainer, dataset))
 
     def _counted(self, loader: Any) -> tuple[Any, int, int]:
@@ -349,8 +349,8 @@ class TFTrainer:
 
         # The model may have been compiled, frozen or given adapters since.
         if not self.overrides("run_model"):
-            check_training_of(self.model)
-        self.torch_trainer.model.take_variables()
+            check_trainable(self.model)
+        self.torch_trainer.model.register_variables()
         if resume_from_checkpoint is None and os.path.isdir(self.args.output_dir):
             newest = get_last_checkpoint(self.args.output_dir)
             resume_from_checkpoint = newest is not None
@@ -449,7 +449,7 @@ class TFTrainer:
         Returns:
             predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics.
         """
-        loader = loader_of((dataset, steps, num_examples), "prediction_loop", has_counts=True)
+        loader = make_loader((dataset, steps, num_examples), "prediction_loop", has_counts=True)
         output = Trainer.evaluation_loop(self.torch_trainer, loader, description, prediction_loss_only)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
-from littrainer.arguments.earlier_names import EARLIER_NAMES, unknown_names_message
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.earlier_names import EARLIER_NAMES, format_unknown_names
+from littrainer.arguments.secrets import is_secret_name
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.runtime.notes import kind_of
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class ModuleArguments(Seq2SeqTrainingArguments):
     """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning."""
 
-    decides_the_run: ClassVar[bool] = False
+    is_for_trainer: ClassVar[bool] = False
 
 
-def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
+def resolve_arguments(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
     """Return training arguments, or make them of their names and values; None means the defaults.
 
     Raises:
@@ -42,17 +42,17 @@ def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> Train
             f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
             '{"learning_rate": 3e-5}, or None for the defaults.'
         )
-    known = names_of_arguments()
+    known = list_argument_names()
     unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
     if unknown:
-        raise TypeError(unknown_names_message("args", unknown, known))
+        raise TypeError(format_unknown_names("args", unknown, known))
     args = ModuleArguments(**given)
     earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
-    vars(args)["given_names"] = [*given, *earlier]
+    vars(args)["explicit_names"] = [*given, *earlier]
     return args
 
 
-def for_a_trainer(args: TrainingArguments) -> TrainingArguments:
+def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
     """Copy a module's arguments for a Trainer, as the class that other tools can read."""
     copied = copy.copy(args)
     if isinstance(copied, ModuleArguments):
@@ -60,13 +60,13 @@ def for_a_trainer(args: TrainingArguments) -> TrainingArguments:
     return copied
 
 
-def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
+def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Return the arguments that are not at their default, as plain values; without secrets, and without objects."""
     default = _defaults()
     return {
         name: value
         for name, value in args.to_dict().items()
-        if name in default and value != default[name] and is_plain(value) and not holds_a_secret(name)
+        if name in default and value != default[name] and is_plain(value) and not is_secret_name(name)
         # `to_dict` returns the settings of an object.
         if not (name == "generation_config" and isinstance(value, dict))
     }
@@ -77,7 +77,7 @@ def _defaults() -> dict[str, Any]:
     return ModuleArguments().to_dict()
 
 
-def names_of_arguments() -> list[str]:
+def list_argument_names() -> list[str]:
     """Return the names of all training arguments."""
     return [field.name for field in fields(ModuleArguments)]
 

@@ -14,21 +14,21 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.lightning_format import DATA_VERSION
-from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
+from littrainer.data.loaders import PrefetchLoader, count_examples, has_length
 from littrainer.data.resume.position import DataPosition, describe_sizes, find_changed_sizes
-from littrainer.data.resume.progress import DataProgress, epoch_seeded_sampler
+from littrainer.data.resume.progress import DataProgress, find_epoch_seeded_sampler
 from littrainer.data.resume.rng import (
-    capture_random_states,
-    portable_states,
-    set_random_states,
-    states_of_portable,
+    decode_rng_states,
+    encode_rng_states,
+    get_rng_states,
+    set_rng_states,
 )
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.distributed.collectives import broadcast_object
 from littrainer.lightning_adapter.lightning_internals import (
-    begin_next_epoch,
-    end_epoch_with_this_batch,
-    read_nothing_ahead,
+    disable_prefetch,
+    end_epoch_after_batch,
+    skip_to_next_epoch,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ CountItems = Callable[[list[Any]], Any]
 SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
-def read_positions(state: dict[str, Any]) -> list[DataPosition]:
+def parse_positions(state: dict[str, Any]) -> list[DataPosition]:
     """Return the positions of all processes, by rank, in the state of a `TrainerDataModule`.
 
     Raises:
@@ -56,12 +56,12 @@ def read_positions(state: dict[str, Any]) -> list[DataPosition]:
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
             f"{DATA_VERSION}. Use the littrainer that wrote it, or resume without TrainerDataModule."
         )
-    return [DataPosition.from_saved(saved) for saved in state["processes"]]
+    return [DataPosition.load_fields(saved) for saved in state["processes"]]
 
 
 def _restore_random_states(position: DataPosition) -> None:
     if position.random is not None:
-        set_random_states(states_of_portable(position.random))
+        set_rng_states(decode_rng_states(position.random))
 
 
 class TrainingBatches:
@@ -74,7 +74,7 @@ class TrainingBatches:
 
     def __init__(
         self,
-        loader: LookaheadLoader,
+        loader: PrefetchLoader,
         args: ArgumentsUnderLightning,
         pl_trainer: pl.Trainer,
         *,
@@ -82,7 +82,7 @@ class TrainingBatches:
         take_position: Callable[[], DataPosition | None],
     ):
         self.loader: Any = loader
-        sampler = epoch_seeded_sampler(loader)
+        sampler = find_epoch_seeded_sampler(loader)
         if sampler is not None:
             # Without a seed each process would have another order, and some samples would come twice.
             sampler.initial_seed = broadcast_object(sampler.initial_seed)
@@ -95,7 +95,7 @@ class TrainingBatches:
         self._position: DataPosition | None = None
         self._is_unannounced = False
         # Whether the epoch of a checkpoint has no batch left, by today's sizes.
-        self._nothing_is_left = False
+        self._is_epoch_exhausted = False
         self._windows: WindowLoader | None = None
         # The epoch that is read or was read last; None before the first.
         self._epoch: int | None = None
@@ -150,7 +150,7 @@ class TrainingBatches:
         if windows is None or self._epoch is None:
             return self._make_position(self._next_epoch, 0, epoch_is_over=True)
         done = windows.micro_batches_done = self._count.current.processed
-        is_read = windows.epoch_is_complete and done == windows.micro_batches_seen
+        is_read = windows.is_epoch_complete and done == windows.micro_batches_read
         if self._epochs_announced > self._epochs_begun or is_read:
             return self._make_position(self._epoch + 1, 0, epoch_is_over=True)
         in_window, start = done % self.args.gradient_accumulation_steps, self._window_start
@@ -159,13 +159,13 @@ class TrainingBatches:
         return self._make_position(self._epoch, done, epoch_is_over=False)
 
     def _make_position(self, epoch: int, micro_batches: int, epoch_is_over: bool) -> DataPosition:
-        sampler, is_read = epoch_seeded_sampler(self.loader), self._epoch is not None
+        sampler, is_read = find_epoch_seeded_sampler(self.loader), self._epoch is not None
         return DataPosition(
             epoch,
             micro_batches,
             data=self.progress.state(micro_batches, epoch_is_over=epoch_is_over) if is_read else None,
             sizes=self.sizes,
-            random=portable_states(capture_random_states()),
+            random=encode_rng_states(get_rng_states()),
             order_seed=None if sampler is None else sampler.initial_seed,
         )
 
@@ -193,7 +193,7 @@ class TrainingBatches:
         if position is not None:
             self._position = self._match_to_sizes(position)
             self._is_unannounced = True
-            sampler = epoch_seeded_sampler(self.loader)
+            sampler = find_epoch_seeded_sampler(self.loader)
             if sampler is not None and position.order_seed is not None:
                 # A program that is started again need not have the same seed.
                 sampler.initial_seed = position.order_seed
@@ -206,7 +206,7 @@ class TrainingBatches:
         if not changed:
             return position
         same_processes = "world_size" not in changed
-        micro_batches = self._as_many_samples(position.micro_batches, then)
+        micro_batches = self._rescale_micro_batches(position.micro_batches, then)
         if position.micro_batches or not same_processes:
             logger.warning(
                 "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
@@ -220,7 +220,7 @@ class TrainingBatches:
         random = position.random if same_processes else None
         return replace(position, micro_batches=micro_batches, data=None, random=random)
 
-    def _as_many_samples(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
+    def _rescale_micro_batches(self, micro_batches: int, then: Mapping[str, int | None]) -> int:
         # Whole windows, or all of an epoch.
         for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
             micro_batches = micro_batches * (then.get(name) or now)
@@ -232,7 +232,7 @@ class TrainingBatches:
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch or continue a resumed one, before its hooks are called; `position` counts which one it is."""
         self._epochs_announced += 1
-        self._nothing_is_left = False
+        self._is_epoch_exhausted = False
         position, is_new = self._position_to_resume(), self._is_unannounced
         self._is_unannounced = False
         if position is None or not is_new:
@@ -240,17 +240,17 @@ class TrainingBatches:
         if not position.micro_batches:
             # The order is drawn from the generators of the checkpoint, and so are the draws of callbacks before it.
             _restore_random_states(position)
-        self._let_lightning_count_from(position)
+        self._restore_lightning_progress(position)
         if position.micro_batches >= self._batches_to_read:
             # Lightning ends the epoch, possibly without an iterator.
             _restore_random_states(position)
-            self._position, self._epoch, self._nothing_is_left = None, position.epoch, True
+            self._position, self._epoch, self._is_epoch_exhausted = None, position.epoch, True
 
-    def _let_lightning_count_from(self, position: DataPosition) -> None:
+    def _restore_lightning_progress(self, position: DataPosition) -> None:
         count = self._count
         if not position.micro_batches:
-            if self._is_at_an_end_unknown_to_lightning():
-                begin_next_epoch(self.pl_trainer)
+            if self._has_undetected_end():
+                skip_to_next_epoch(self.pl_trainer)
                 return
             is_sized = has_length(self.loader)
             if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
@@ -264,7 +264,7 @@ class TrainingBatches:
         if position.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(position.micro_batches - count.current.processed)
 
-    def _is_at_an_end_unknown_to_lightning(self) -> bool:
+    def _has_undetected_end(self) -> bool:
         fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
             # With as many micro-batches in an epoch as then Lightning detects the end, unless `max_steps` makes it
@@ -282,11 +282,11 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[Any]:
         if not has_length(self):
             # Lightning would prefetch to detect the end of the data.
-            read_nothing_ahead(self.pl_trainer)
+            disable_prefetch(self.pl_trainer)
         return self._read()
 
     def _read(self) -> Iterator[Any]:
-        if self._nothing_is_left:
+        if self._is_epoch_exhausted:
             return
         position = self._begin_to_read()
         if position is not None and position.micro_batches >= self._batches_to_read:
@@ -306,10 +306,10 @@ class TrainingBatches:
             is_within_epoch = position.micro_batches > 0
             self.progress.resume_at(position, lambda: _restore_random_states(position) if is_within_epoch else None)
         for micro_batch in windows:
-            if not has_length(self) and micro_batch.is_last_drawn and self.progress.data_has_ended:
-                end_epoch_with_this_batch(self.pl_trainer)
+            if not has_length(self) and micro_batch.is_last_drawn and self.progress.is_exhausted:
+                end_epoch_after_batch(self.pl_trainer)
             if self.count_items is not None:
-                self.handed_out = {windows.micro_batches_seen - 1: replace(micro_batch, inputs=None)}
+                self.handed_out = {windows.micro_batches_read - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs
 
     def _begin_to_read(self) -> DataPosition | None:
@@ -334,7 +334,7 @@ class TrainingBatches:
     def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         windows = self._windows
         assert windows is not None and self._epoch is not None
-        accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_seen
+        accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_read
         begins = behind % accumulation == 0 and self.progress.position is None
         # The first window of a resumed epoch begins at the position of the checkpoint.
         if begins and accumulation > 1:
@@ -349,7 +349,7 @@ class EvaluationBatches:
     Only a loader with persistent workers is read again.
     """
 
-    def __init__(self, make_loader: Callable[[], LookaheadLoader]):
+    def __init__(self, make_loader: Callable[[], PrefetchLoader]):
         self._make_loader = make_loader
         self.loader = make_loader()
         self._is_unread = True

@@ -30,13 +30,13 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.lightning_format import DATA_VERSION, LOSS_SCALING, MARK
 from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
+from littrainer.checkpoint.weights import match_to_model, read_weights, refuse_mismatched_weights, write_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.resume.rng import capture_random_states, set_random_states, states_of_portable
+from littrainer.data.resume.rng import decode_rng_states, get_rng_states, set_rng_states
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.lightning.arguments import for_a_trainer
-from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, compared_arguments
+from littrainer.lightning.arguments import to_trainer_arguments
+from littrainer.loop.resuming import POSITION_FIELDS, RECORD_VERSION, get_compared_arguments
 from littrainer.runtime.seeds import set_seed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 # Begins the names of the model's weights in a `TransformersModule`.
 PREFIX = "model."
 # Keys of the state of a `TrainerDataModule`, under any name of its class.
-KEYS_OF_DATA_STATE = {"version", "processes"}
+DATA_STATE_KEYS = {"version", "processes"}
 NEW_TRAINING = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
 # Begins the folder's name. Nothing that begins so is pushed to the Hub, should the process be killed.
 FOLDER = ".littrainer_from"
@@ -82,7 +82,7 @@ def checkpoint_to_lightning(
     """
     # A Trainer imports this file, and Lightning only when it trains.
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-    from littrainer.lightning.model_source import checkpoint_metadata, shown_hyper_parameters
+    from littrainer.lightning.model_source import checkpoint_metadata, get_displayed_hyper_parameters
     from littrainer.lightning.module import TransformersModule
 
     source, target = Path(folder), Path(file)
@@ -97,7 +97,9 @@ def checkpoint_to_lightning(
     plugin = TransformersCheckpointIO(module, accumulate_grad_batches=accumulate_grad_batches)
     checkpoint = plugin.load_checkpoint(source)
     checkpoint[MARK] = {**checkpoint.get(MARK, {}), **checkpoint_metadata(module.model, module.args)}
-    checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = shown_hyper_parameters(TransformersModule, module.args, None)
+    checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = get_displayed_hyper_parameters(
+        TransformersModule, module.args, None
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(target.name + ".unfinished")
     try:
@@ -147,7 +149,7 @@ def checkpoint_from_lightning(
             "model)."
         )
     module = TransformersModule(described["model"] if model is None else model, described.get("args"))
-    checkpoint.write_trainer_folder(target, module.model, for_a_trainer(module.args) if args is None else args)
+    checkpoint.write_trainer_folder(target, module.model, to_trainer_arguments(module.args) if args is None else args)
     return target
 
 
@@ -155,9 +157,9 @@ def checkpoint_from_lightning(
 
 
 @contextlib.contextmanager
-def checkpoint_of_trainer(trainer: Any, resume_from_checkpoint: Any) -> Iterator[Any]:
+def convert_lightning_checkpoint(trainer: Any, resume_from_checkpoint: Any) -> Iterator[Any]:
     """Yield what `train()` resumes from: of a checkpoint of Lightning, a folder of a Trainer, deleted at the end."""
-    if not isinstance(resume_from_checkpoint, (str, Path)) or not is_lightnings(Path(resume_from_checkpoint)):
+    if not isinstance(resume_from_checkpoint, (str, Path)) or not is_lightning_checkpoint(Path(resume_from_checkpoint)):
         yield resume_from_checkpoint
         return
     source = Path(resume_from_checkpoint)
@@ -172,7 +174,7 @@ def checkpoint_of_trainer(trainer: Any, resume_from_checkpoint: Any) -> Iterator
             delete_folder(folder)
 
 
-def is_lightnings(path: Path) -> bool:
+def is_lightning_checkpoint(path: Path) -> bool:
     """Return whether Lightning wrote a checkpoint, and no Trainer: a file, or a folder of our plugin alone."""
     if path.is_dir():
         is_trainers = (path / TRAINER_STATE_NAME).is_file()
@@ -198,8 +200,8 @@ class LightningCheckpoint:
         # The positions of all processes; empty without a `TrainerDataModule`.
         self.positions: list[DataPosition] = []
         for value in self.content.values():
-            if isinstance(value, dict) and value.keys() == KEYS_OF_DATA_STATE and value["version"] == DATA_VERSION:
-                self.positions = [DataPosition.from_saved(saved) for saved in value["processes"]]
+            if isinstance(value, dict) and value.keys() == DATA_STATE_KEYS and value["version"] == DATA_VERSION:
+                self.positions = [DataPosition.load_fields(saved) for saved in value["processes"]]
 
     def _read(self) -> dict[str, Any]:
         path = self.path
@@ -235,8 +237,8 @@ class LightningCheckpoint:
             RuntimeError: its weights are another model's.
         """
         files, state = self._files(args), self._trainer_state(args)
-        weights, differences = fitted(model, self._model_weights())
-        refuse_other_weights(model, self.path, differences, to_resume=True)
+        weights, differences = match_to_model(model, self._model_weights())
+        refuse_mismatched_weights(model, self.path, differences, to_resume=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with staged_folder(folder) as staged:
             write_weights(model, staged, weights)
@@ -281,10 +283,10 @@ class LightningCheckpoint:
                 self.path,
                 args.seed,
             )
-        random_states = _states_of_seed(args.seed) if first.random is None else states_of_portable(first.random)
+        random_states = _states_of_seed(args.seed) if first.random is None else decode_rng_states(first.random)
         files[rank_file(0) if others else RANDOM_STATE_NAME] = random_states
         for rank, position in enumerate(others, 1):
-            own_states = None if position.random is None else states_of_portable(position.random)
+            own_states = None if position.random is None else decode_rng_states(position.random)
             files[rank_file(rank)] = own_states or random_states
             files[resume_record_name(rank)] = {"version": RECORD_VERSION, "data": _data_with_order(position)}
         return files
@@ -294,13 +296,13 @@ class LightningCheckpoint:
         accumulation = self.facts.get("accumulate_grad_batches")
         return {
             "version": RECORD_VERSION,
-            "position": position.to_saved(*POSITION_FIELDS),
+            "position": position.dump_fields(*POSITION_FIELDS),
             "sizes": {"accumulation": accumulation, **sizes, "is_endless": sizes["epoch_length"] is None},
-            "arguments": compared_arguments(args),
+            "arguments": get_compared_arguments(args),
             "rank": 0,
             "data": _data_with_order(position),
             "lightning_callbacks": dict(self.content.get("callbacks") or {}),
-            "schedule_is_replaced": False,
+            "is_schedule_overridden": False,
             "lightning_additions": {},
         }
 
@@ -332,9 +334,9 @@ def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
 
 
 def _states_of_seed(seed: int) -> dict[str, Any]:
-    before = capture_random_states()
+    before = get_rng_states()
     with torch.random.fork_rng():
         set_seed(seed)
-        states = capture_random_states()
-    set_random_states(before)
+        states = get_rng_states()
+    set_rng_states(before)
     return states

@@ -15,30 +15,30 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import DATA_VERSION
-from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
+from littrainer.data.collators import RemoveColumnsCollator, get_default_collator
 from littrainer.data.columns import (
     DroppedColumns,
-    accepted_columns,
+    drop_extra_columns,
     explain_missing_columns,
-    without_extra_columns,
+    find_accepted_columns,
 )
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import all_gather_object, is_distributed
-from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
+from littrainer.lightning.arguments import ArgumentsUnderLightning, resolve_arguments
 from littrainer.lightning.batches import (
     SAVED_FIELDS,
     CountItems,
     EvaluationBatches,
     TrainingBatches,
-    read_positions,
+    parse_positions,
 )
-from littrainer.lightning_adapter.lightning_internals import SeenBatches
+from littrainer.lightning_adapter.lightning_internals import RecordingBatchSampler
 from littrainer.loop.checks import check_is_dataset, check_not_empty
-from littrainer.loop.plan import why_empty
-from littrainer.model.facts import facts_about
+from littrainer.loop.plan import describe_empty_loader
+from littrainer.model.facts import read_model_facts
 from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class TrainerDataModule(pl.LightningDataModule):
         super().__init__()
         self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
         self.predict_dataset = predict_dataset
-        self.args: TrainingArguments | None = None if args is None else arguments_from(args)
+        self.args: TrainingArguments | None = None if args is None else resolve_arguments(args)
         self.data_collator, self.processing_class = data_collator, processing_class
         self.model = model
         self.windows = windows
@@ -106,7 +106,7 @@ class TrainerDataModule(pl.LightningDataModule):
         self._loaded_state: dict[str, Any] | None = None
         self._says_that_columns_stay = True
         # By description of the data, the last loader and the columns that its batches lack.
-        self._loaders: dict[str, LookaheadLoader] = {}
+        self._loaders: dict[str, PrefetchLoader] = {}
         self._dropped_columns: dict[str, DroppedColumns] = {}
 
     @property
@@ -172,7 +172,7 @@ class TrainerDataModule(pl.LightningDataModule):
         loader = self._loader(dataset, "Training", args.train_batch_size, self._train_sampler, is_training=True)
         check_equal_lengths(loader, "training data")
         if has_length(loader) and len(loader) == 0:
-            raise ValueError(why_empty(args, loader))
+            raise ValueError(describe_empty_loader(args, loader))
         if self.trainer is None:
             return loader
         self._training_batches = TrainingBatches(
@@ -210,7 +210,7 @@ class TrainerDataModule(pl.LightningDataModule):
         batch_size: int,
         sampler_of: Callable[[Any], Any],
         is_training: bool = False,
-    ) -> LookaheadLoader:
+    ) -> PrefetchLoader:
         dataset, collate = self._drop_unused_columns(dataset, description)
         has_order_of_its_own = isinstance(dataset, IterableDataset) or not has_length(dataset)
         loader = self._loaders[description] = build_loader(
@@ -223,7 +223,7 @@ class TrainerDataModule(pl.LightningDataModule):
         )
         # A batch that one process reads for others is split afterwards.
         if not has_order_of_its_own and loader.dispatch is None and getattr(self.trainer, "predicting", False):
-            vars(loader)["batch_sampler"] = SeenBatches(loader.batch_sampler)  # type: ignore[arg-type]
+            vars(loader)["batch_sampler"] = RecordingBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]
         return loader
 
     def _train_sampler(self, dataset: Any) -> Any:
@@ -231,16 +231,16 @@ class TrainerDataModule(pl.LightningDataModule):
         if pl_trainer is not None and pl_trainer.overfit_batches:
             # The same few batches in each epoch.
             return SequentialSampler(dataset)
-        return train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
+        return make_train_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _evaluation_sampler(self, dataset: Any) -> Any:
-        return evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
+        return make_evaluation_sampler(self._arguments(), dataset, self._find_setting("processing_class"))
 
     def _drop_unused_columns(self, dataset: Any, description: str) -> tuple[Any, Callable[[list[Any]], Any]]:
         args = self._arguments()
         collate = self._find_setting("data_collator")
         if collate is None:
-            collate = default_collator_for(self._find_setting("processing_class"))
+            collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
         if model is None:
             if args.remove_unused_columns and self._says_that_columns_stay:
@@ -251,11 +251,11 @@ class TrainerDataModule(pl.LightningDataModule):
                     type(self).__name__,
                 )
             return dataset, collate
-        label_names = facts_about(model).label_names if args.label_names is None else args.label_names
-        accepted, model_name = accepted_columns(model, label_names), type(model).__name__
+        label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
+        accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            kept = without_extra_columns(dataset, accepted, model_name, description)
-            warn_that_lengths_are_dropped(args, dataset, kept)
+            kept = drop_extra_columns(dataset, accepted, model_name, description)
+            warn_about_dropped_lengths(args, dataset, kept)
             names: Any = [name for name in dataset.column_names if name not in accepted]
             dataset = kept
         else:
@@ -301,7 +301,7 @@ class TrainerDataModule(pl.LightningDataModule):
             of_module = self._get_of_module("args")
             if isinstance(of_module, TrainingArguments):
                 return of_module
-            self.args = arguments_from(None)
+            self.args = resolve_arguments(None)
         return self.args
 
     def _arguments(self) -> Any:
@@ -314,7 +314,7 @@ class TrainerDataModule(pl.LightningDataModule):
         """Return the positions of all processes, which call this together; empty before a training."""
         if self._training_batches is None:
             return self._loaded_state or {}
-        saved = self._training_batches.position().to_saved(*SAVED_FIELDS)
+        saved = self._training_batches.position().dump_fields(*SAVED_FIELDS)
         return {"version": DATA_VERSION, "processes": all_gather_object(saved) if is_distributed() else [saved]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -328,13 +328,13 @@ class TrainerDataModule(pl.LightningDataModule):
         """
         # An evaluation of a checkpoint loads the state too, and resumes nothing.
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
-            read_positions(state_dict)
+            parse_positions(state_dict)
             self._loaded_state = state_dict
 
     def _take_position(self) -> DataPosition | None:
         state, self._loaded_state = self._loaded_state, None
         if state is None:
             return None
-        positions, rank = read_positions(state), 0 if self.trainer is None else self.trainer.global_rank
+        positions, rank = parse_positions(state), 0 if self.trainer is None else self.trainer.global_rank
         # A further process continues where the first process does.
         return positions[rank] if rank < len(positions) else replace(positions[0], data=None, random=None)

@@ -12,36 +12,36 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.data.loaders import LookaheadLoader, first_dimension, whole_dataset
-from littrainer.data.sharding import length_of
+from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_dataset
+from littrainer.data.sharding import get_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import gather_across_processes
-from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, main_inputs
-from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
+from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, select_main_input
+from littrainer.evaluation.streaming import StreamingMetrics, find_task_facts
 from littrainer.lightning.arguments import ArgumentsUnderLightning
-from littrainer.lightning.preparation import model_inputs
-from littrainer.lightning_adapter.lightning_internals import logging_for_loader
+from littrainer.lightning.preparation import get_model_inputs
+from littrainer.lightning_adapter.lightning_internals import log_for_dataloader
 
 VALIDATION, TEST = "val", "test"
 # What metric functions written for a Trainer may have put in front of a name.
 PREFIXES = ("eval_", "val_", "test_")
 
 
-def with_prefix(prefix: str, name: str) -> str:
+def add_prefix(prefix: str, name: str) -> str:
     """A metric's name with the prefix of what it was computed on."""
     for known in PREFIXES:
         name = name.removeprefix(known)
     return f"{prefix}_{name}"
 
 
-def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
+def is_monitored(name: str, callbacks: Iterable[Any]) -> bool:
     """Whether a callback decides by a logged number, as EarlyStopping, or names files by it, as ModelCheckpoint."""
     return any(
         getattr(one, "monitor", None) == name or name in str(getattr(one, "filename", None)) for one in callbacks
     )
 
 
-def loader_and_names(loaders: Any, stage: str, index: int) -> tuple[Any, str, str]:
+def find_loader_and_affixes(loaders: Any, stage: str, index: int) -> tuple[Any, str, str]:
     """The loader that a step's `dataloader_idx` stands for, and what stands before and after its metrics' names.
 
     Parameters:
@@ -57,7 +57,7 @@ def loader_and_names(loaders: Any, stage: str, index: int) -> tuple[Any, str, st
     return loaders[index], stage, f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
 
 
-def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
+def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that can be logged, which are numbers; others are named in a warning."""
     found = {name: float(value) for name, value in metrics.items() if isinstance(value, Number)}  # type: ignore[arg-type]
     others = [name for name in metrics if name not in found]
@@ -77,7 +77,7 @@ class Evaluations:
 
     def __init__(self, streaming: StreamingMetrics | None):
         self._streaming = streaming
-        self._round: tuple[int, EvaluationRound] | None = None
+        self._round: tuple[int, LoaderEvaluation] | None = None
         # The place of each loader that had a batch, and its metrics.
         self._waiting: list[tuple[int, dict[str, Any]]] = []
 
@@ -110,8 +110,11 @@ class Evaluations:
         if self._round is None or self._round[0] != index:
             self._finish_round()
             loaders = module.trainer.test_dataloaders if stage == TEST else module.trainer.val_dataloaders
-            self._round = index, EvaluationRound(module, *loader_and_names(loaders, stage, index), self._streaming)
-        inputs = model_inputs(batch)
+            self._round = (
+                index,
+                LoaderEvaluation(module, *find_loader_and_affixes(loaders, stage, index), self._streaming),
+            )
+        inputs = get_model_inputs(batch)
         value, predictions, labels = module.prediction_outputs(inputs)
         self._round[1].add(inputs, value, predictions, labels)
         return {"loss": value, "predictions": predictions, "labels": labels}
@@ -123,17 +126,17 @@ class Evaluations:
         # All processes have the same; Lightning would warn if it did not average them.
         keywords = {"prog_bar": True, "add_dataloader_idx": False, "sync_dist": module.trainer.world_size > 1}
         for place, (index, metrics) in enumerate(waiting):
-            with logging_for_loader(module.trainer, index, place - len(waiting)):
-                module.log_dict(numbers_in(metrics), batch_size=1, **keywords)
+            with log_for_dataloader(module.trainer, index, place - len(waiting)):
+                module.log_dict(select_numbers(metrics), batch_size=1, **keywords)
 
     def _finish_round(self) -> None:
         if self._round is not None:
             (index, finished), self._round = self._round, None
-            named = {with_prefix(finished.prefix, name): value for name, value in finished.finish().items()}
+            named = {add_prefix(finished.prefix, name): value for name, value in finished.finish().items()}
             self._waiting.append((index, {name + finished.suffix: value for name, value in named.items()}))
 
 
-class EvaluationRound(CollectedOutputs):
+class LoaderEvaluation(CollectedOutputs):
     """What is kept of the batches of one loader, in all processes.
 
     Parameters:
@@ -148,7 +151,7 @@ class EvaluationRound(CollectedOutputs):
         self.prefix, self.suffix = prefix, suffix
         # That of a TrainerDataModule knows which rows of a last batch only fill it up.
         loader = getattr(loader, "loader", loader)
-        self.loader = loader if isinstance(loader, LookaheadLoader) else None
+        self.loader = loader if isinstance(loader, PrefetchLoader) else None
         settings, trainer = module.loss_settings, module.trainer
         self._gather: Callable[[Any], Any] = partial(gather_across_processes, copies=settings.tensor_parallel_size)
         place: Any = SimpleNamespace(
@@ -160,29 +163,31 @@ class EvaluationRound(CollectedOutputs):
             state=SimpleNamespace(global_step=trainer.global_step, max_steps=trainer.max_steps),
         )
         args = ArgumentsUnderLightning(module.args, trainer)
-        rows = length_of(whole_dataset(loader))
+        rows = get_length(get_full_dataset(loader))
         super().__init__(place, args, rows, streaming, settings.shifts_labels, self._gather)
         if streaming is not None:
             keeps_scores = module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs
             # Asked for with the first batch, since its forward pass may set the problem type.
             streaming.begin(
                 module.device,
-                lambda: facts_of_task(module.model, settings.shifts_labels, keeps_scores, module.generates),
+                lambda: find_task_facts(module.model, settings.shifts_labels, keeps_scores, module.generates),
             )
 
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
         """Take in the outputs of a batch in this process."""
-        loader, samples = self.loader, first_dimension(inputs) or 1
+        loader, samples = self.loader, find_batch_size(inputs) or 1
         rows = loader.samples_in_last_batch() if loader is not None and loader.end_of_dataloader else None
         found = None
         if self.module.compute_metrics is None or self.args.prediction_loss_only or predictions is None:
             predictions = labels = None
         else:
-            found = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
+            found = select_main_input(self.module.model, self.args.include_for_metrics, inputs)
         # The loss of a short last batch of a TrainerDataModule stands for the samples of a full one, which is cut off.
         full = None if loader is None else loader.batch_size
         loss = None if loss is None else loss.detach().reshape(1)
-        own = self.outputs_of(inputs, full or samples, loss, self.weight_of(inputs), predictions, labels, found)
+        own = self.make_outputs(
+            inputs, full or samples, loss, self.get_batch_weight(inputs), predictions, labels, found
+        )
         if self.streaming is not None:
             self.update_streaming(own, rows)
             own = BatchOutputs(losses=own.losses)

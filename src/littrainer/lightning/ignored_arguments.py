@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
-from littrainer.arguments.specifications import SPECS, Place
+from littrainer.arguments.specifications import SPECS, ArgumentReader
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.lightning.arguments import changed_arguments
+from littrainer.lightning.arguments import get_changed_arguments
 
 # Warnings that this process has issued.
 NOTED = WarningCache()
@@ -24,7 +24,7 @@ SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel
 HUB = "export_pretrained(), and huggingface_hub"
 
 # Argument -> the keyword of lightning.Trainer that is given in its place, or the other thing that does it.
-LEFT_TO_LIGHTNING: dict[str, str] = {
+LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
     "gradient_accumulation_steps": "accumulate_grad_batches",
@@ -95,15 +95,17 @@ LEFT_TO_LIGHTNING: dict[str, str] = {
 
 
 # Acted on by `TrainerDataModule`.
-ABOUT_DATA = frozenset(
+DATA_MODULE_ARGUMENTS = frozenset(
     name
     for name, spec in SPECS.items()
-    if spec.place in (Place.LOADER, Place.SAMPLER) or name in ("seed", "remove_unused_columns")
-) - set(LEFT_TO_LIGHTNING)
+    if spec.reader in (ArgumentReader.LOADER, ArgumentReader.SAMPLER) or name in ("seed", "remove_unused_columns")
+) - set(LIGHTNING_EQUIVALENTS)
 # Acted on by `TransformersModule`; scripts read the others.
-ACTED_ON = frozenset(name for name, spec in SPECS.items() if spec.place != Place.SCRIPT and name != "output_dir") - {
-    *ABOUT_DATA,
-    *LEFT_TO_LIGHTNING,
+MODULE_ARGUMENTS = frozenset(
+    name for name, spec in SPECS.items() if spec.reader != ArgumentReader.SCRIPT and name != "output_dir"
+) - {
+    *DATA_MODULE_ARGUMENTS,
+    *LIGHTNING_EQUIVALENTS,
 }
 
 
@@ -132,7 +134,7 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
     "logging_strategy": lambda args, run: args.logging_strategy == "no" and not run.loggers,
     "logging_steps": lambda args, run: getattr(run, "log_every_n_steps", None) == args.logging_steps,
     **dict.fromkeys(
-        [name for name, instead in LEFT_TO_LIGHTNING.items() if instead == LOGGERS and name != "log_on_each_node"],
+        [name for name, instead in LIGHTNING_EQUIVALENTS.items() if instead == LOGGERS and name != "log_on_each_node"],
         lambda args, run: bool(run.loggers),
     ),
     # By default Lightning validates each epoch, if there is something to validate.
@@ -156,15 +158,15 @@ AGREES: dict[str, Callable[[Any, Any], bool]] = {
 def warn_of_ignored_arguments(args: TrainingArguments, pl_trainer: Any) -> None:
     """Warn, once for a run of a lightning.Trainer, of arguments that neither module nor data module act on."""
     ignored: list[str] = []
-    given = getattr(args, "given_names", None)
-    for name, value in changed_arguments(args).items():
+    given = getattr(args, "explicit_names", None)
+    for name, value in get_changed_arguments(args).items():
         if given is not None and name not in given:
             # The value follows from another argument.
             continue
-        if name in ABOUT_DATA and not hasattr(pl_trainer.datamodule, "args"):
+        if name in DATA_MODULE_ARGUMENTS and not hasattr(pl_trainer.datamodule, "args"):
             ignored.append(f"{name}={value!r} (the loader's; TrainerDataModule acts on it)")
-        elif name in LEFT_TO_LIGHTNING and not (name in AGREES and AGREES[name](args, pl_trainer)):
-            ignored.append(f"{name}={value!r} (instead: {LEFT_TO_LIGHTNING[name]})")
+        elif name in LIGHTNING_EQUIVALENTS and not (name in AGREES and AGREES[name](args, pl_trainer)):
+            ignored.append(f"{name}={value!r} (instead: {LIGHTNING_EQUIVALENTS[name]})")
     clips_itself = pl_trainer.strategy.handles_gradient_accumulation
     is_default = "max_grad_norm" not in (given or ())
     if pl_trainer.gradient_clip_val is None and args.max_grad_norm > 0 and (clips_itself or is_default):

@@ -18,8 +18,8 @@ import torch
 from tqdm.auto import tqdm
 
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.callbacks.progress import shows_bars
-from littrainer.data.limits import development_batches
+from littrainer.callbacks.progress import should_show_bars
+from littrainer.data.limits import count_development_batches
 from littrainer.data.loaders import has_length
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.lightning.trial_steps import check_can_try, restore_trainer_after, take_steps
@@ -76,7 +76,7 @@ class LightningExtras:
             early_stop_threshold=(threshold, threshold is None or threshold > 1, "None, or a number above 1"),
         )
         check_can_try(self, "lr_find")
-        number = min(num_training, development_batches(self) or num_training)
+        number = min(num_training, count_development_batches(self) or num_training)
         spaced = np.linspace if mode == "linear" else np.geomspace
         rising = _RisingRate(self, spaced(min_lr, max_lr, number).tolist(), threshold)
         with rising.bar, restore_trainer_after(self):
@@ -120,11 +120,11 @@ class LightningExtras:
             **{name: (value, value >= 1, "a whole number from 1 up") for name, value in sizes.items()},
         )
         check_can_try(self, "scale_batch_size")
-        if development_batches(self):
+        if count_development_batches(self):
             logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
             return self._train_batch_size
         accumulation = min(self.args.gradient_accumulation_steps, MAX_MICRO_BATCHES)
-        largest = min(max_val, _samples_for_one_process(self.train_dataset, self.args))
+        largest = min(max_val, _count_samples_per_process(self.train_dataset, self.args))
 
         fits, fails, size = 0, largest + 1, min(init_val, largest)
         for _ in range(max_trials):
@@ -177,7 +177,7 @@ def _try_batch_size(trainer: Any, size: int, steps: int, accumulation: int) -> N
         take_steps(trainer, steps, accumulation, batch_size=size)
 
 
-def _samples_for_one_process(dataset: Any, args: TrainingArguments) -> int:
+def _count_samples_per_process(dataset: Any, args: TrainingArguments) -> int:
     if not has_length(dataset):
         return sys.maxsize
     samples, processes = len(dataset), data_parallel_size(args)
@@ -272,7 +272,7 @@ class _RisingRate(TrainerCallback):
         self.losses: list[float] = []
         self.explodes = False
         self._mean = 0.0
-        is_shown = shows_bars(trainer.args) and not trainer.args.disable_tqdm and trainer.is_world_process_zero()
+        is_shown = should_show_bars(trainer.args) and not trainer.args.disable_tqdm and trainer.is_world_process_zero()
         self.bar = tqdm(total=len(rates), desc="learning rates", disable=not is_shown)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

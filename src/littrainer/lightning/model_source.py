@@ -25,12 +25,12 @@ from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import raise_on_all_ranks
-from littrainer.lightning.arguments import changed_arguments
-from littrainer.lightning.preparation import steps_of_training
-from littrainer.model.facts import users_model
+from littrainer.lightning.arguments import get_changed_arguments
+from littrainer.lightning.preparation import count_training_steps
+from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.shards import whole_state_dict
+from littrainer.strategies.full_state import get_full_state_dict
 
 # Values of the parameter `model` of a module.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
@@ -80,7 +80,7 @@ def call_model_factory(function: Callable[..., Any]) -> nn.Module:
 
 def describe_model(model: nn.Module | None) -> dict[str, Any] | None:
     """Describe in plain values how a model is made; None if only its user can make it."""
-    known: Any = None if model is None else users_model(model)
+    known: Any = None if model is None else unwrap_user_model(model)
     if known is None or not is_a(known, "pretrained model") or is_a(known, "peft model"):
         return None
     # FSDP2 gives a model another class, made of its mark and the model's.
@@ -131,12 +131,12 @@ def checkpoint_metadata(
     `hyper_parameters` say how the model is made and which arguments are not at their defaults; the rest is the length
     of the training that writes the checkpoint.
     """
-    own = {"model": describe_model(model), "args": changed_arguments(args)}
+    own = {"model": describe_model(model), "args": get_changed_arguments(args)}
     if pl_trainer is None:
         return {"version": MARK_VERSION, "hyper_parameters": own}
     batches = pl_trainer.num_training_batches
     # A trainer that has only evaluated would load training data to count the steps.
-    steps = math.inf if pl_trainer.train_dataloader is None else steps_of_training(pl_trainer)
+    steps = math.inf if pl_trainer.train_dataloader is None else count_training_steps(pl_trainer)
     return {
         "version": MARK_VERSION,
         "batches_per_epoch": batches if math.isfinite(batches) else None,
@@ -147,10 +147,10 @@ def checkpoint_metadata(
     }
 
 
-def shown_hyper_parameters(module_class: type, args: TrainingArguments, name: str | None) -> dict[str, Any]:
+def get_displayed_hyper_parameters(module_class: type, args: TrainingArguments, name: str | None) -> dict[str, Any]:
     """Return the hyperparameters that loggers show and LightningCLI takes for options of the class."""
     model = {} if name is None else {"model": name}
-    return filter_init_kwargs(module_class, {**model, "args": changed_arguments(args)})
+    return filter_init_kwargs(module_class, {**model, "args": get_changed_arguments(args)})
 
 
 def init_kwargs_in_checkpoint(checkpoint: Any, module_class: type) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def filter_init_kwargs(module_class: type, keywords: Mapping[str, Any]) -> dict[
     return {name: value for name, value in keywords.items() if takes_any or name in parameters}
 
 
-def init_kwargs_of_path(path: Any, module_class: type) -> dict[str, Any]:
+def read_init_kwargs(path: Any, module_class: type) -> dict[str, Any]:
     """Return the keywords of a module in a checkpoint: of a folder all, of a file the model alone."""
     if not isinstance(path, (str, os.PathLike)):
         return {}
@@ -216,7 +216,7 @@ def export_model(
         state = strategy.lightning_module_state_dict()
         weights = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}
     elif any(is_a(parameter, "sharded tensor") for parameter in parameters):
-        weights = whole_state_dict(model)
+        weights = get_full_state_dict(model)
     with raise_on_all_ranks(f"writing {folder}"):
         if rank == 0:
             folder.parent.mkdir(parents=True, exist_ok=True)

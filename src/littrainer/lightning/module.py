@@ -16,48 +16,54 @@ from typing_extensions import Self
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-from littrainer.checkpoint.weights import COMPILED_PART, fitted, separate_elements
+from littrainer.checkpoint.weights import COMPILED_PART, match_to_model, materialize_expanded_tensors
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import get_rank
 from littrainer.evaluation import generation
-from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
-from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.lightning.arguments import arguments_from
-from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, is_watched, with_prefix
+from littrainer.evaluation.prediction import (
+    can_compute_loss,
+    contains_loss,
+    extract_labels,
+    extract_logits,
+    get_ignored_outputs,
+)
+from littrainer.evaluation.streaming import make_streaming_metrics
+from littrainer.lightning.arguments import resolve_arguments
+from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, add_prefix, is_monitored
 from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
 from littrainer.lightning.model_source import (
     call_model_factory,
     checkpoint_metadata,
     export_model,
-    init_kwargs_of_path,
+    get_displayed_hyper_parameters,
+    read_init_kwargs,
     resolve_model,
-    shown_hyper_parameters,
 )
 from littrainer.lightning.preparation import (
     ModuleLossSettings,
+    count_training_steps,
+    get_model_inputs,
     make_schedule,
-    model_inputs,
-    put_into_training_mode,
-    split_model,
-    steps_of_training,
+    set_training_mode,
+    shard_model,
 )
-from littrainer.lightning_adapter.lightning_internals import upcoming_batches
-from littrainer.lightning_adapter.module import StepsAfterBackward
+from littrainer.lightning_adapter.lightning_internals import peek_batches
+from littrainer.lightning_adapter.module import DeferredClosureModule
 from littrainer.loop import loss as losses
-from littrainer.loop.loss_normalization import EXACT, find_loss_head
+from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.model_preparation import (
+    add_embedding_noise,
     align_special_tokens,
     apply_liger_kernels,
     enable_activation_checkpointing,
-    noisy_embeddings,
 )
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import clip_by_norm, step_repeating, updates_during_backward
+from littrainer.optim.stepping import clip_gradient_norm, has_fused_backward, step_with_closure
 
 
-class TransformersModule(StepsAfterBackward):
+class TransformersModule(DeferredClosureModule):
     """A model in a `lightning.Trainer`, with a Trainer's optimizer, schedule, loss over a window, metrics and folders.
 
     Parameters:
@@ -99,7 +105,7 @@ class TransformersModule(StepsAfterBackward):
         generation_kwargs: dict[str, Any] | None = None,
     ):
         super().__init__()
-        self.args = arguments_from(args)
+        self.args = resolve_arguments(args)
         # Not as a part of the module: what a metric holds is neither trained nor kept in checkpoints.
         vars(self)["compute_metrics"] = compute_metrics
         self.processing_class = processing_class
@@ -117,7 +123,7 @@ class TransformersModule(StepsAfterBackward):
         self._window: MicroBatch | None = None
         self._window_loss: Any = 0.0
         self._has_divided_the_loss = False
-        self.evaluations = Evaluations(streaming_metrics(compute_metrics))
+        self.evaluations = Evaluations(make_streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
         self.model: Any = None
@@ -138,7 +144,7 @@ class TransformersModule(StepsAfterBackward):
         self._keep_hyper_parameters()
 
     def _keep_hyper_parameters(self) -> None:
-        self.save_hyperparameters(shown_hyper_parameters(type(self), self.args, self._source_name))
+        self.save_hyperparameters(get_displayed_hyper_parameters(type(self), self.args, self._source_name))
 
     # ---- The model ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +166,7 @@ class TransformersModule(StepsAfterBackward):
                 f"{type(self).__name__}.configure_callbacks() leaves out the callback with which TransformersModule "
                 "prepares the model and computes metrics: let it return [*super().configure_callbacks(), ...]."
             )
-        self._tensor_parallel_size = split_model(self.model, getattr(pl_trainer, "strategy", None), self.args)
+        self._tensor_parallel_size = shard_model(self.model, getattr(pl_trainer, "strategy", None), self.args)
         self._loss_settings = None
 
     @property
@@ -196,7 +202,7 @@ class TransformersModule(StepsAfterBackward):
     @property
     def generates(self) -> bool:
         """Whether predictions are what the model generates."""
-        return generation.is_asked_for(self.args)
+        return generation.is_generation_requested(self.args)
 
     @property
     def has_own_prediction_outputs(self) -> bool:
@@ -231,7 +237,7 @@ class TransformersModule(StepsAfterBackward):
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
         """
-        return losses.loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
+        return losses.compute_loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
         """Return loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
@@ -244,35 +250,37 @@ class TransformersModule(StepsAfterBackward):
             the three; None for what is missing. Predictions are logits, or generated tokens.
         """
         settings = self.loss_settings
-        can_give_loss = is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
+        can_give_loss = can_compute_loss(inputs, settings.label_names, settings.can_return_loss)
         gives_loss = wants_loss and can_give_loss
         if self.generates:
             return self._generated_outputs(inputs, gives_loss)
         labels, value = None, None
         if gives_loss:
-            labels = labels_in(inputs, settings.label_names)
+            labels = extract_labels(inputs, settings.label_names)
             value, outputs = self._loss_of(inputs, self.items_in_window([inputs]))
         else:
             outputs = self.model(**inputs)
         are_compared = self.compute_metrics is not None and self.preprocess_logits_for_metrics is None
         compared = settings.label_names if are_compared else None
-        has_loss = gives_loss or (can_give_loss and has_loss_in(outputs))
-        return value, logits_in(outputs, outputs_to_ignore(self.model), labels, has_loss, compared), labels
+        has_loss = gives_loss or (can_give_loss and contains_loss(outputs))
+        return value, extract_logits(outputs, get_ignored_outputs(self.model), labels, has_loss, compared), labels
 
     def _generated_outputs(self, inputs: dict[str, Any], gives_loss: bool) -> tuple[Any, Any, Any]:
-        keywords = generation.keywords_of_a_call(self.args, self.generation_kwargs)
+        keywords = generation.merge_generation_keywords(self.args, self.generation_kwargs)
         size = self.loss_settings.args.world_size
-        tokens = generation.generated_tokens(self.model, inputs, keywords, size, self.processing_class)
-        tokens, labels = generation.padded_alike(self.model, tokens, inputs.get("labels"), self._pad_tokens)
+        tokens = generation.generate_tokens(self.model, inputs, keywords, size, self.processing_class)
+        tokens, labels = generation.pad_tokens_and_labels(self.model, tokens, inputs.get("labels"), self._pad_tokens)
         value = self._loss_of(inputs, None)[0] if gives_loss else None
         return value, tokens, labels
 
     def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
-        return generation.padded(tokens, length, generation.padding_token(self.model, self.processing_class))
+        return generation.pad_to_length(
+            tokens, length, generation.find_padding_token(self.model, self.processing_class)
+        )
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups: all parameters of the module, norms and biases without weight decay."""
-        return parameter_groups(self, decayed_parameter_names(self), self.args.weight_decay)
+        return parameter_groups(self, get_decayed_parameter_names(self), self.args.weight_decay)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
@@ -308,9 +316,9 @@ class TransformersModule(StepsAfterBackward):
         apply_liger_kernels(self.model, self.args)
         enable_activation_checkpointing(self.model, self.args)
         align_special_tokens(self.model, self.processing_class)
-        self._preparations.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
+        self._preparations.enter_context(add_embedding_noise(self.model, self.args.neftune_noise_alpha))
         self._window = None
-        put_into_training_mode(self.model)
+        set_training_mode(self.model)
 
     def undo_preparations(self) -> None:
         """Undo what was done to the model for the length of the training."""
@@ -339,11 +347,11 @@ class TransformersModule(StepsAfterBackward):
             window: the micro-batches of the step.
         """
         settings = self.loss_settings
-        if not settings._loss_head.is_known and (self.training or settings.args.loss_normalization == EXACT):
+        if not settings._loss_reduction.is_known and (self.training or settings.args.loss_normalization == EXACT):
             is_own = type(self).compute_loss is not TransformersModule.compute_loss
-            settings._loss_head = find_loss_head(settings, self.model, window, self.device, is_own)
+            settings._loss_reduction = detect_loss_reduction(settings, self.model, window, self.device, is_own)
         has_labels = all(isinstance(batch, Mapping) and "labels" in batch for batch in window)
-        if not (has_labels or settings._loss_head.is_exact):
+        if not (has_labels or settings._loss_reduction.is_exact):
             return None
         return losses.items_in_window(settings, window, self.device)
 
@@ -355,14 +363,14 @@ class TransformersModule(StepsAfterBackward):
             return drawn
         # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
         others = accumulation - batch_idx % accumulation - 1
-        upcoming = [] if pl_trainer is None else upcoming_batches(pl_trainer, others)
+        upcoming = [] if pl_trainer is None else peek_batches(pl_trainer, others)
         has_names = all(isinstance(batch, Mapping) for batch in upcoming)
         number = self.items_in_window([inputs, *upcoming]) if has_names else None
         return MicroBatch(None, True, not upcoming, 1 + len(upcoming), number, 0.0)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
-        pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, model_inputs(batch)
+        pl_trainer, settings, inputs = self.attached_trainer(), self.loss_settings, get_model_inputs(batch)
         accumulation = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         window = self._window
         if window is None or batch_idx % accumulation == 0:
@@ -370,7 +378,7 @@ class TransformersModule(StepsAfterBackward):
             self._window_loss = 0.0
         number, settings.current_gradient_accumulation_steps = window.num_items_in_window, window.window_size
         value, _ = self._loss_of(inputs, number)
-        value = losses.normalised(settings, value, number)
+        value = losses.scale_for_accumulation(settings, value, number)
         self._window_loss = self._window_loss + value.detach()
         # Lightning divides it next, by any number.
         self._has_divided_the_loss = True
@@ -381,7 +389,7 @@ class TransformersModule(StepsAfterBackward):
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
         value, outputs = self.compute_loss(dict(inputs), number)
-        return losses.scaled_for_mean_gradient(self.loss_settings, value, number), outputs
+        return losses.scale_for_gradient_mean(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
         pl_trainer: Any = self.attached_trainer()
@@ -389,7 +397,7 @@ class TransformersModule(StepsAfterBackward):
             return
         # Processes wait for each other if loggers or callbacks read it; in between, each bar shows its process's loss.
         is_read = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
-        is_read = is_read or is_watched("train_loss", pl_trainer.callbacks)
+        is_read = is_read or is_monitored("train_loss", pl_trainer.callbacks)
         # Lightning reads it from the device after each micro-batch if it is for a bar.
         shown = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
         self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_read, batch_size=1)
@@ -425,7 +433,7 @@ class TransformersModule(StepsAfterBackward):
             # FullyShardedDataParallel, whose parameters are parts of one long vector, sums over the processes.
             root.clip_grad_norm_(bound)
         else:
-            clip_by_norm(self.parameters(), bound)
+            clip_gradient_norm(self.parameters(), bound)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
@@ -434,10 +442,10 @@ class TransformersModule(StepsAfterBackward):
 
         A schedule that follows a metric steps once in an epoch, with that metric of the validation.
         """
-        optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
+        optimizer, schedule = self.optimizer_and_schedule(count_training_steps(self.trainer))
         config = {"scheduler": schedule, "interval": "step"}
         if is_metric_driven(schedule):
-            metric = with_prefix(VALIDATION, self.args.metric_for_best_model or "loss")
+            metric = add_prefix(VALIDATION, self.args.metric_for_best_model or "loss")
             config.update(interval="epoch", monitor=metric, reduce_on_plateau=True)
         return {"optimizer": optimizer, "lr_scheduler": config}
 
@@ -455,9 +463,9 @@ class TransformersModule(StepsAfterBackward):
         """
         optimizer, schedule = self.given_optimizers
         if optimizer is None:
-            chosen = self.optimizer_cls_and_kwargs or optimizer_class_and_keywords(self.args, self.model)
+            chosen = self.optimizer_cls_and_kwargs or get_optimizer_class_and_keywords(self.args, self.model)
             optimizer = build_optimizer(self.model, self.optimizer_groups(), *chosen)
-            if updates_during_backward(optimizer):
+            if has_fused_backward(optimizer):
                 raise ValueError(
                     f"optim={self.args.optim!r} updates the weights in a backward pass that a lightning.Trainer "
                     "does not call. Train with littrainer.Trainer, or choose another optim."
@@ -490,7 +498,7 @@ class TransformersModule(StepsAfterBackward):
                 )
             return closure()
 
-        step_repeating(optimizer, loss, repeat)
+        step_with_closure(optimizer, loss, repeat)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -530,7 +538,7 @@ class TransformersModule(StepsAfterBackward):
         Raises:
             ValueError: the folder is damaged, or the checkpoint does not say how its model is made.
         """
-        kwargs = {**init_kwargs_of_path(checkpoint_path, cls), **kwargs}
+        kwargs = {**read_init_kwargs(checkpoint_path, cls), **kwargs}
         if not isinstance(checkpoint_path, (str, os.PathLike)) or not Path(checkpoint_path).is_dir():
             # Reading a checkpoint runs no code unless that is asked for.
             only = True if weights_only is None else weights_only
@@ -561,8 +569,8 @@ class TransformersModule(StepsAfterBackward):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights, whether parts of the module are compiled, or were then, or not."""
-        separate_elements(self)
-        return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
+        materialize_expanded_tensors(self)
+        return super().load_state_dict(match_to_model(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Mark a checkpoint of weights alone too, for which Lightning calls no callback."""
@@ -602,7 +610,7 @@ class TransformersModule(StepsAfterBackward):
             batch_idx: its number, from 0.
             dataloader_idx: the number of its loader, from 0.
         """
-        return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]
+        return self.prediction_outputs(get_model_inputs(batch), wants_loss=False)[1]
 
 
 def _module_hook(act: Callable[..., None]) -> Any:

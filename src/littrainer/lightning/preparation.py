@@ -14,15 +14,15 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.loop.loss import smoother_for
-from littrainer.loop.loss_normalization import UNKNOWN, LossHead
-from littrainer.model.facts import facts_about
+from littrainer.loop.loss import make_label_smoother
+from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
+from littrainer.model.facts import read_model_facts
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.mixed_precision import FORWARD_TYPES
+from littrainer.strategies.mixed_precision import AUTOCAST_DTYPES
 
 UNKNOWN_LENGTH = (
     "How many steps there are is not known: the loader has no length, or training has no end. Give "
@@ -30,7 +30,7 @@ UNKNOWN_LENGTH = (
 )
 
 
-def model_inputs(batch: Any) -> dict[str, Any]:
+def get_model_inputs(batch: Any) -> dict[str, Any]:
     """Return the entries of a batch.
 
     Raises:
@@ -51,7 +51,7 @@ class ModuleLossSettings:
 
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
-    _loss_head: LossHead = UNKNOWN
+    _loss_reduction: LossReduction = UNKNOWN
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ModuleLossSettings:
         compute_loss_func: Callable[..., Any] | None,
         tensor_parallel_size: int,
     ):
-        facts = facts_about(model)
+        facts = read_model_facts(model)
         # The number of processes is that of the lightning.Trainer, which is 1 without a trainer.
         self.args = SimpleNamespace(
             world_size=1,
@@ -68,7 +68,7 @@ class ModuleLossSettings:
             loss_normalization=args.loss_normalization,
         )
         self.compute_loss_func = compute_loss_func
-        self.label_smoother = smoother_for(model, args.label_smoothing_factor)
+        self.label_smoother = make_label_smoother(model, args.label_smoothing_factor)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if args.label_names is None else args.label_names
         self.can_return_loss = facts.can_return_loss
@@ -80,7 +80,7 @@ class ModuleLossSettings:
         return self.tensor_parallel_size
 
 
-def put_into_training_mode(model: nn.Module, is_whole: bool = True) -> None:
+def set_training_mode(model: nn.Module, is_whole: bool = True) -> None:
     """Put a model into training mode if it is in evaluation mode, and each model of transformers within it.
 
     `from_pretrained` leaves a model in evaluation mode. Other parts in evaluation mode are meant to be in it.
@@ -90,10 +90,10 @@ def put_into_training_mode(model: nn.Module, is_whole: bool = True) -> None:
         model.train()
     elif not is_loaded:
         for part in model.children():
-            put_into_training_mode(part, is_whole=False)
+            set_training_mode(part, is_whole=False)
 
 
-def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
+def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
     """Shard a model as a ModelParallelStrategy says, by its tensor parallel plan and by FSDP2, unless it is sharded.
 
     Return the number of processes that compute each layer together.
@@ -107,15 +107,15 @@ def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
     if shards > 1 and not is_a(model, "resharding module"):
-        from littrainer.strategies.sharded import shard
+        from littrainer.strategies.fsdp2 import shard
 
-        plan: Any = sharding_plan(args)
+        plan: Any = get_sharding_plan(args)
         if plan is None:
             # The plan of `fsdp=True`.
             sharded_args: Any = copy.copy(args)
             sharded_args.fsdp, sharded_args.fsdp_config = True, args.fsdp_config or {"version": 2}
-            plan = sharding_plan(sharded_args)
-        computes_in = FORWARD_TYPES.get(strategy.precision_plugin.precision)
+            plan = get_sharding_plan(sharded_args)
+        computes_in = AUTOCAST_DTYPES.get(strategy.precision_plugin.precision)
         shard(model, plan, mesh["data_parallel"], strategy.root_device, computes_in)
     return together
 
@@ -123,7 +123,7 @@ def split_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 # ---- The schedule ----------------------------------------------------------------------------------------------------
 
 
-def steps_of_training(pl_trainer: pl.Trainer) -> float:
+def count_training_steps(pl_trainer: pl.Trainer) -> float:
     """Return the optimizer steps of a training, under a changing accumulation too, which Lightning does not count."""
     if pl_trainer.limit_train_batches == 0:
         return 0

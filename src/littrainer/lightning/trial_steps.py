@@ -12,24 +12,24 @@ import torch
 from torch import nn
 
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.data.columns import naming_dropped_columns
-from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
-from littrainer.data.loaders import first_dimension
-from littrainer.data.resume.progress import generator_states, set_generator_states
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.columns import explain_dropped_columns
+from littrainer.data.limits import DEVELOPMENT_RUN, check_order_is_fixed, is_overfit_run
+from littrainer.data.loaders import find_batch_size
+from littrainer.data.resume.progress import get_generator_states, set_generator_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.lightning_adapter.run_lightning import fit
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.model_preparation import model_prepared_for_training
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.run import TrainingRun
-from littrainer.model.traversal import model_device
-from littrainer.strategies.shards import is_sharded
+from littrainer.model.traversal import find_model_device
+from littrainer.strategies.full_state import is_sharded
 
 # Keywords for `lightning.Trainer` whose results belong to the training alone.
-KEYWORDS_OF_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
+TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
 # The trial takes steps and does nothing else, and a loss that is not finite is logged as it is.
-ARGUMENTS_OF_TRIAL: dict[str, Any] = {
+TRIAL_ARGUMENTS: dict[str, Any] = {
     "eval_on_start": False,
     "enable_jit_checkpoint": False,
     "logging_nan_inf_filter": False,
@@ -73,7 +73,7 @@ def restore_trainer_after(trainer: Any, callbacks: Iterable[Any] = (), with_mode
     model = trainer.model
     parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
     with contextlib.ExitStack() as restored:
-        restored.callback(set_random_states, capture_random_states(gpu=trainer.args.device.type == "cuda"))
+        restored.callback(set_rng_states, get_rng_states(gpu=trainer.args.device.type == "cuda"))
         if with_model:
             for part in (trainer.optimizer, trainer.lr_scheduler):
                 if part is not None:
@@ -89,9 +89,9 @@ def restore_trainer_after(trainer: Any, callbacks: Iterable[Any] = (), with_mode
 
 def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
     """Let a training take steps and nothing else, and change further arguments; within `restore_trainer_after`."""
-    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in KEYWORDS_OF_TRAINING}
-    vars(args).update(ARGUMENTS_OF_TRIAL | {"lightning": lightning} | changed)
-    for name in KEYWORDS_OF_TRAINING:
+    lightning = {name: value for name, value in (args.lightning or {}).items() if name not in TRAINING_ONLY_KEYWORDS}
+    vars(args).update(TRIAL_ARGUMENTS | {"lightning": lightning} | changed)
+    for name in TRAINING_ONLY_KEYWORDS:
         keywords.pop(name, None)
 
 
@@ -104,7 +104,7 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: Any, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
-        self._is_unchecked = batch_size is not None and bool(own_methods(trainer, ["get_train_dataloader"]))
+        self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_substep_end()
@@ -112,7 +112,7 @@ class _StepLimit(TrainerCallback):
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         # The last micro-batch of the data may be smaller than the first.
-        size = first_dimension(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
+        size = find_batch_size(self.trainer.lightning_module.micro_batch.inputs) if self._is_unchecked else None
         self._is_unchecked = False
         if size not in (None, self.batch_size):
             raise ValueError(
@@ -143,11 +143,11 @@ def take_steps(
     session = trainer.session
     session.train_batch_size = batch_size or session.train_batch_size
     session.is_in_train = True
-    with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
+    with explain_dropped_columns(trainer), trainer.update_guard, prepare_model_for_training(trainer):
         loader = trainer.get_train_dataloader()
-        if overfits(trainer):
-            check_order_stays(loader)
-        own_generators = generator_states(loader)
+        if is_overfit_run(trainer):
+            check_order_is_fixed(loader)
+        own_generators = get_generator_states(loader)
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
         run = session.run = TrainingRun(trainer, loader, plan, None, None, None)
         run.prepare_state()
@@ -180,7 +180,7 @@ def _restore_attributes(part: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _restore_tensors(model: nn.Module) -> Iterator[None]:
     """Remove gradients, and restore them, weights and buffers, whose copies are in the host's memory."""
-    device = model_device(model)
+    device = find_model_device(model)
     values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     for parameter in model.parameters():
@@ -188,7 +188,7 @@ def _restore_tensors(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if device is not None and model_device(model) != device:
+        if device is not None and find_model_device(model) != device:
             model.to(device)
         with torch.no_grad():
             for tensor, value in values:

@@ -4,7 +4,7 @@ For each micro-batch Lightning announces some twenty hooks to callbacks, module 
 which takes 830 of the 1450 Python calls of an optimizer step of a two-layer model. `FastEpochLoop` does the same work
 in the same order for whoever listens: callbacks, loggers and what is logged with `self.log` behave as in Lightning's
 own loop. That one remains in use if something else may listen, as a profiler or a debug log, with FSDP's first version
-and DeepSpeed, which step otherwise, and in releases that tests/lightning_adapter/ has not compared (`KNOWN_RELEASES`).
+and DeepSpeed, which step otherwise, and in releases that tests/lightning_adapter/ has not compared (`SUPPORTED_RELEASES`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 
 from littrainer.lightning_adapter.module import TrainerModule
 from littrainer.lightning_adapter.precision import ForwardMixedPrecision
-from littrainer.runtime.interruptions import StoppedByUserCode
+from littrainer.runtime.interruptions import UserStopIteration
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
 # Releases whose own loop, and what it calls, is the one that this one was compared with.
-KNOWN_RELEASES = frozenset(
+SUPPORTED_RELEASES = frozenset(
     {
         *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
         *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
@@ -48,7 +48,7 @@ HOOKS = (
     "on_train_batch_end",
 )
 # What Lightning calls on the module too; a script that sets one of these on it, or a callback, gets Lightning's loop.
-OF_THE_MODULE = (
+MODULE_HOOKS = (
     *HOOKS,
     "on_before_batch_transfer",
     "transfer_batch_to_device",
@@ -85,24 +85,24 @@ class FastEpochLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: Any) -> None:
         """An epoch begins, its first micro-batch has not been drawn."""
         super().on_run_start(data_fetcher)
-        self._is_fast = self._may_be_fast(data_fetcher)
+        self._is_fast = self._can_be_fast(data_fetcher)
         if self._is_fast:
             self._module = self.trainer.lightning_module
             # The loader's own iterator, out of Lightning's wrappers for several loaders.
             self._batches = data_fetcher.combined_loader._iterator.iterators[0]
             self._strategy = self.trainer.strategy
 
-    def _may_be_fast(self, fetcher: Any) -> bool:
+    def _can_be_fast(self, fetcher: Any) -> bool:
         pl_trainer: Any = self.trainer
         plugin: Any = pl_trainer.precision_plugin
         iterator = fetcher.combined_loader._iterator
         return (
             type(pl_trainer.lightning_module) is TrainerModule
-            and vars(pl_trainer.lightning_module).keys().isdisjoint(OF_THE_MODULE)
+            and vars(pl_trainer.lightning_module).keys().isdisjoint(MODULE_HOOKS)
             and (
                 type(pl_trainer.strategy) in PLAIN_STRATEGIES
                 # Asked of the strategy, since importing it takes time where no model is split.
-                or getattr(pl_trainer.strategy, "acts_behind_backward_passes_only", False)
+                or getattr(pl_trainer.strategy, "has_only_post_backward_hooks", False)
             )
             and getattr(pl_trainer.strategy, "_model_averager", None) is None
             and type(plugin) in PLAIN_PRECISIONS
@@ -118,13 +118,13 @@ class FastEpochLoop(_TrainingEpochLoop):
             and not self._should_check_val_epoch()
         )
 
-    def _tell(self, hook: str, *args: Any) -> None:
+    def _notify(self, hook: str, *args: Any) -> None:
         """Call a hook of the callbacks that have it at this moment, in order, as Lightning does; then the module's."""
         pl_trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
         # Not over a copy: a callback that another one adds is called for the same hook.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
             found = getattr(callback, hook)
-            # What `listens_to` says, without a call of it for each hook.
+            # What `overrides_hook` says, without a call of it for each hook.
             if getattr(found, "__func__", found) is not nothing and callable(found):
                 # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
                 # needs to be put back.
@@ -139,9 +139,9 @@ class FastEpochLoop(_TrainingEpochLoop):
         """Whether the epoch has ended."""
         if not self._is_fast or self.trainer.should_stop or self.max_steps != -1:
             return super().done
-        return self._has_reached_the_end()
+        return self._is_end_of_epoch()
 
-    def _has_reached_the_end(self) -> bool:
+    def _is_end_of_epoch(self) -> bool:
         progress = self.batch_progress
         return progress.is_last_batch or progress.current.ready == self.trainer.fit_loop.max_batches
 
@@ -153,7 +153,7 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """One micro-batch."""
-        if self._is_fast and not self._module.__dict__.keys().isdisjoint(OF_THE_MODULE):
+        if self._is_fast and not self._module.__dict__.keys().isdisjoint(MODULE_HOOKS):
             # Somebody has set one in the middle of the epoch. Both loops draw from the same iterator and count alike.
             self._is_fast = False
         if not self._is_fast:
@@ -177,10 +177,10 @@ class FastEpochLoop(_TrainingEpochLoop):
         connector._first_loop_iter = connector._first_loop_iter is None
         # What `self.log` finds the batch size in.
         results.batch, results.batch_size, results.dataloader_idx = batch, None, None
-        self._tell("on_train_batch_start", batch, batch_idx)
+        self._notify("on_train_batch_start", batch, batch_idx)
         total.started += 1
         current.started += 1
-        steps = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._has_reached_the_end()
+        steps = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._is_end_of_epoch()
         self._has_stepped = steps
         outputs: Any
         try:
@@ -190,14 +190,14 @@ class FastEpochLoop(_TrainingEpochLoop):
                 outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
         except StopIteration as error:
             # Lightning's loop around this one would take it for the end of the data.
-            raise StoppedByUserCode from error
+            raise UserStopIteration from error
         total.processed += 1
         current.processed += 1
         if steps:
-            self._step_schedules()
-        if self._has_reached_the_end():
+            self._step_schedulers()
+        if self._is_end_of_epoch():
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        self._tell("on_train_batch_end", outputs, batch, batch_idx)
+        self._notify("on_train_batch_end", outputs, batch, batch_idx)
         module.__dict__["_current_fx_name"] = None
         if results:
             connector.on_batch_end()
@@ -243,9 +243,9 @@ class FastEpochLoop(_TrainingEpochLoop):
         scaling, optimizer = module.scaling, self._strategy.optimizers[0]
         if scaling is not None:
             scaling.unscale(optimizer)
-        self._tell("on_before_optimizer_step", optimizer)
+        self._notify("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
-        module.step.update(module.step_optimizer, module.step_own_schedule)
+        module.step.update(module.step_optimizer, module.step_unmanaged_scheduler)
         counted.total.completed += 1
         counted.current.completed += 1
         return outputs
@@ -254,30 +254,30 @@ class FastEpochLoop(_TrainingEpochLoop):
         module = self._module
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
-        loss = module.step.loss_of(batch)
+        loss = module.step.forward_micro_batch(batch)
         # Lightning's own loop clears gradients here; the Trainer does behind the step.
         if is_zeroed:
-            self._announce_zero_grad()
+            self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
-        self._tell("on_before_backward", scaled)
+        self._notify("on_before_backward", scaled)
         module.__dict__["_current_fx_name"] = "backward"
         module.backward(scaled)
-        self._tell("on_after_backward")
+        self._notify("on_after_backward")
         self._strategy.post_backward(scaled)
         # The Trainer's own events, which are always there, do not look at it.
         return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
 
-    def _announce_zero_grad(self) -> None:
+    def _notify_zero_grad(self) -> None:
         counted: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
         counts: Any
         for counts in (counted.total, counted.current):
             counts.ready += 1
-        self._tell("on_before_zero_grad", self._strategy.optimizers[0])
+        self._notify("on_before_zero_grad", self._strategy.optimizers[0])
         for counts in (counted.total, counted.current):
             counts.started += 1
             counts.completed += 1
 
-    def _step_schedules(self) -> None:
+    def _step_schedulers(self) -> None:
         configs = self._strategy.lr_scheduler_configs
         if not self._module.automatic_optimization:
             return
@@ -294,7 +294,7 @@ class FastEpochLoop(_TrainingEpochLoop):
                 counted.current.completed += 1
 
 
-def listens_to(callback: Any, hook: str) -> bool:
+def overrides_hook(callback: Any, hook: str) -> bool:
     """Whether a Lightning callback does anything at a hook."""
     # Asked of the callback itself, which may make up its hooks.
     found = getattr(callback, hook)
@@ -304,6 +304,6 @@ def listens_to(callback: Any, hook: str) -> bool:
 def use_fast_loop(lightning_trainer: pl.Trainer) -> None:
     """Let a training that has not begun run through `FastEpochLoop`, where the release of Lightning is a known one."""
     fit_loop: Any = lightning_trainer.fit_loop
-    if pl.__version__ in KNOWN_RELEASES and type(fit_loop.epoch_loop) is _TrainingEpochLoop:
+    if pl.__version__ in SUPPORTED_RELEASES and type(fit_loop.epoch_loop) is _TrainingEpochLoop:
         own = fit_loop.epoch_loop
         fit_loop.epoch_loop = FastEpochLoop(lightning_trainer, own.min_steps, own.max_steps)

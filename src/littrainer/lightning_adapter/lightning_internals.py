@@ -25,7 +25,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 EndOfValidation = Callable[[bool], None]
 
 # A limit_val_batches that somebody has set is smaller.
-LARGEST_LIMIT = 2**32
+MAX_BATCH_LIMIT = 2**32
 
 
 class _ValidationInsideFit(_EvaluationLoop):
@@ -48,13 +48,13 @@ class _ValidationInsideFit(_EvaluationLoop):
 
 
 def evaluate_inside_fit(
-    lightning_trainer: pl.Trainer, batches: Iterable[Any], when_broken_off: Callable[[], None] = lambda: None
+    lightning_trainer: pl.Trainer, batches: Iterable[Any], on_interrupt: Callable[[], None] = lambda: None
 ) -> EndOfValidation:
     """Run Lightning's evaluation loop from within a hook of fit.
 
     Parameters:
         batches: handed to the module's `validation_step` one by one.
-        when_broken_off: called where an error ends the loop between the first hooks and the last ones.
+        on_interrupt: called where an error ends the loop between the first hooks and the last ones.
 
     Returns:
         What calls the last hook, `on_validation_end`, which is due when the metrics are known.
@@ -68,26 +68,26 @@ def evaluate_inside_fit(
     )
     # Where a loader is looked for when the loop sets up its data.
     loop._data_source.instance = batches
-    with _in_the_place_of_fits_own(loop):
+    with _replace_val_loop(loop):
         try:
             loop.run()
         except BaseException:
             if loop.is_open:
-                when_broken_off()
+                on_interrupt()
             raise
         finally:
             # Its hooks are methods of the loop, which holds the `lightning.Trainer`.
             loop._data_fetcher = None
 
     def end(is_monitoring: bool) -> None:
-        with _in_the_place_of_fits_own(loop), torch.no_grad():
+        with _replace_val_loop(loop), torch.no_grad():
             _call_callback_hooks(lightning_trainer, "on_validation_end", monitoring_callbacks=is_monitoring)
 
     return end
 
 
 @contextmanager
-def _in_the_place_of_fits_own(loop: _EvaluationLoop) -> Iterator[None]:
+def _replace_val_loop(loop: _EvaluationLoop) -> Iterator[None]:
     pl_trainer = loop.trainer
     epoch_loop = pl_trainer.fit_loop.epoch_loop
     # Lightning asserts that the first micro-batch after a validation is the first of its logging round.
@@ -104,7 +104,7 @@ def _in_the_place_of_fits_own(loop: _EvaluationLoop) -> Iterator[None]:
         connector._first_loop_iter = first_loop_iteration
 
 
-def refer_weakly(lightning_trainer: pl.Trainer) -> None:
+def weaken_back_references(lightning_trainer: pl.Trainer) -> None:
     """Let the parts of a `lightning.Trainer` that has run refer to it weakly.
 
     So it is freed, with the model and the optimizer that its parts hold, when nobody uses it any more. Lightning's own
@@ -129,7 +129,7 @@ def refer_weakly(lightning_trainer: pl.Trainer) -> None:
                 parts.append(value)
 
 
-def follow_until_first_update(lightning_trainer: pl.Trainer, module: pl.LightningModule) -> None:
+def sync_unstarted_average(lightning_trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Let an average of the weights that has not begun yet be the weights that are trained."""
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         average = getattr(callback, "_average_model", None)
@@ -139,16 +139,16 @@ def follow_until_first_update(lightning_trainer: pl.Trainer, module: pl.Lightnin
                 value.data.copy_(current.data)
 
 
-def announce_validations(lightning_trainer: pl.Trainer, module: pl.LightningModule, are_announced: bool) -> None:
+def set_validation_enabled(lightning_trainer: pl.Trainer, module: pl.LightningModule, has_validation: bool) -> None:
     """Let `enable_validation` say whether there are evaluations, while callbacks are set up.
 
     Afterwards it has to say no, or Lightning would begin some by itself.
     """
     source = lightning_trainer.fit_loop.epoch_loop.val_loop._data_source
-    source.instance = () if are_announced else module
+    source.instance = () if has_validation else module
 
 
-def show_number_of_batches(lightning_trainer: pl.Trainer, number: float) -> None:
+def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> None:
     """Let progress bars show how many batches the evaluation or prediction going on has.
 
     Parameters:
@@ -166,10 +166,10 @@ def show_number_of_batches(lightning_trainer: pl.Trainer, number: float) -> None
         loop, name = lightning_trainer.validate_loop, "_max_batches"
     limits = getattr(loop, name)
     # A new list, since the loop goes by the one that it has.
-    setattr(loop, name, [number if limit > LARGEST_LIMIT else min(limit, number) for limit in limits])
+    setattr(loop, name, [number if limit > MAX_BATCH_LIMIT else min(limit, number) for limit in limits])
 
 
-class SeenBatches(_IndexBatchSamplerWrapper):
+class RecordingBatchSampler(_IndexBatchSamplerWrapper):
     """A batch sampler that notes the samples of each batch, where Lightning's prediction writers look for them."""
 
     def __getattr__(self, name: str) -> Any:
@@ -179,7 +179,7 @@ class SeenBatches(_IndexBatchSamplerWrapper):
 
 
 @contextmanager
-def logging_for_loader(lightning_trainer: pl.Trainer, index: int, place: int) -> Iterator[None]:
+def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, place: int) -> Iterator[None]:
     """Within this at the end of a validation or a test, logged metrics belong to a single loader of several.
 
     Parameters:
@@ -195,7 +195,7 @@ def logging_for_loader(lightning_trainer: pl.Trainer, index: int, place: int) ->
         loop._results.dataloader_idx = None
 
 
-def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
+def restore_progress(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
     """Let Lightning count on from where a resumed training stands, before it is fitted.
 
     Parameters:
@@ -206,10 +206,10 @@ def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: i
     for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
         progress.ready = progress.completed = epochs
         progress.started = progress.processed = epochs  # type: ignore[attr-defined]
-    count_optimizer_steps_from(lightning_trainer, optimizer_steps)
+    set_optimizer_step_count(lightning_trainer, optimizer_steps)
 
 
-def count_optimizer_steps_from(lightning_trainer: pl.Trainer, optimizer_steps: int) -> None:
+def set_optimizer_step_count(lightning_trainer: pl.Trainer, optimizer_steps: int) -> None:
     """Let both of Lightning's ways of optimization, each of which has a counter, count on from a number of steps."""
     epoch_loop = lightning_trainer.fit_loop.epoch_loop
     for steps in (
@@ -221,7 +221,7 @@ def count_optimizer_steps_from(lightning_trainer: pl.Trainer, optimizer_steps: i
     epoch_loop._batches_that_stepped = optimizer_steps
 
 
-def begin_next_epoch(lightning_trainer: pl.Trainer) -> None:
+def skip_to_next_epoch(lightning_trainer: pl.Trainer) -> None:
     """Let a fit whose checkpoint stands at the end of an epoch begin the next one, where it would read on in that one.
 
     It would where a loader has no length, or another one than when the checkpoint was written: it cannot see that the
@@ -254,7 +254,7 @@ def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Opti
 
 
 @contextmanager
-def counted_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
+def record_optimizer_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
     """Give Lightning's wrapper of the optimizer, and count one step of it if the block ends without an error."""
     optimizer = lightning_trainer.strategy._lightning_optimizers[0]
     optimizer._on_before_step()
@@ -262,7 +262,7 @@ def counted_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
     optimizer._on_after_step()
 
 
-def resume_nothing(lightning_trainer: pl.Trainer) -> None:
+def disable_auto_resume(lightning_trainer: pl.Trainer) -> None:
     """Keep Lightning from looking for a checkpoint to begin with: which one a training resumes is the Trainer's to say.
 
     It would take one that OnExceptionCheckpoint, or a cluster's signal, has left.
@@ -294,7 +294,7 @@ def cached_entry_points() -> Iterator[None]:
             registry.entry_points = own
 
 
-def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
+def disable_signal_handling(lightning_trainer: pl.Trainer) -> None:
     """Keep Lightning from taking over signals.
 
     On SIGTERM it would finish the micro-batch and exit with status 0. On a cluster it would, at the signal that
@@ -307,7 +307,7 @@ def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def read_nothing_ahead(lightning_trainer: pl.Trainer) -> None:
+def disable_prefetch(lightning_trainer: pl.Trainer) -> None:
     """Keep fit from reading a batch ahead of a loader that has no length; to be called when it asks for an iterator."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
     # It first asks for one to see whether there is any.
@@ -315,13 +315,13 @@ def read_nothing_ahead(lightning_trainer: pl.Trainer) -> None:
         fetcher.prefetch_batches = 0
 
 
-def end_epoch_with_this_batch(lightning_trainer: pl.Trainer) -> None:
+def end_epoch_after_batch(lightning_trainer: pl.Trainer) -> None:
     """Let fit step, validate and end the epoch with the batch that it is handed, of a loader that has no length."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
     fetcher.done = True
 
 
-class _LookedAt(Iterator[Any]):
+class _PeekableIterator(Iterator[Any]):
     """An iterator that can be looked at ahead.
 
     Parameters:
@@ -344,15 +344,15 @@ class _LookedAt(Iterator[Any]):
         return self._waiting[:number]
 
 
-def upcoming_batches(lightning_trainer: pl.Trainer, number: int) -> list[Any]:
+def peek_batches(lightning_trainer: pl.Trainer, number: int) -> list[Any]:
     """Up to so many of the training batches that fit will go on with in this epoch, as their loader made them."""
     fit_loop, fetcher = lightning_trainer.fit_loop, lightning_trainer.fit_loop._data_fetcher
     left = fit_loop.max_batches - fit_loop.epoch_loop.batch_progress.current.ready
     fetched: Any = getattr(fetcher, "batches", [])
     if fetcher is None or fetcher.iterator is None or left <= 0:
         return []
-    if not isinstance(fetcher.iterator, _LookedAt):
-        fetcher.iterator = _LookedAt(fetcher.iterator)
+    if not isinstance(fetcher.iterator, _PeekableIterator):
+        fetcher.iterator = _PeekableIterator(fetcher.iterator)
     number = int(min(number, left))
     found = [*fetched, *fetcher.iterator.ahead(number - len(fetched))][:number]
     return [batch for batch, *_ in found]

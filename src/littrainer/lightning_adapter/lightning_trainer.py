@@ -19,32 +19,32 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import DERIVED_KEYWORDS
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.arguments.process import matmul_precision
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.arguments.process import get_matmul_precision
 from littrainer.callbacks.lightning_callbacks import (
     ONLY_IN_TRAINING,
     check_average_begins,
+    check_callbacks,
     check_can_resume,
-    check_set_up,
-    is_one_of,
+    is_lightning_class,
     reject_unsupported_callback,
 )
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
-from littrainer.data.limits import CARRIED_OUT
+from littrainer.checkpoint.lightning_io import add_checkpoint_io, save_on_all_ranks
+from littrainer.data.limits import LIMIT_KEYWORDS
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
     cached_entry_points,
-    count_from,
-    leave_signals_alone,
-    resume_nothing,
+    disable_auto_resume,
+    disable_signal_handling,
+    restore_progress,
 )
-from littrainer.lightning_adapter.module import ClosingEvents, OpeningEvents
+from littrainer.lightning_adapter.module import AfterUserCallbacks, BeforeUserCallbacks
 from littrainer.lightning_adapter.precision import precision_plugin
 from littrainer.runtime.log_filter import quiet_lightning
-from littrainer.strategies.user_strategy import fitted_strategy
-from littrainer.tracking.lightning_loggers import adopt_loggers, loggers_of
+from littrainer.strategies.user_strategy import adapt_strategy
+from littrainer.tracking.lightning_loggers import add_logger_trackers, get_shared_loggers
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -65,7 +65,7 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
 # Keywords that follow from how the processes were started, with the reason.
-FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+LAUNCHER_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
     "num_nodes": (
         lambda args: args.world_size // args.local_world_size,
@@ -93,7 +93,7 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "inference_mode": "evaluation runs under no_grad",
 }
 # As check_val_every_n_epoch: Lightning never validates by itself, and callbacks look for metrics after evaluations.
-NOT_BY_ITSELF = 2**62
+NEVER_VALIDATE = 2**62
 # Lightning reads max_epochs into a loop counter; a stream's sys.maxsize of epochs means no limit.
 NO_EPOCH_LIMIT = -1
 
@@ -108,7 +108,7 @@ def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None =
         ValueError: a further keyword is one that training arguments decide.
     """
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
-    for table in (DERIVED_KEYWORDS, FACTS_OF_LAUNCHERS):
+    for table in (DERIVED_KEYWORDS, LAUNCHER_KEYWORDS):
         keywords.update({name: derive(args) for name, (derive, _) in table.items()})
     in_arguments: Any = args.lightning
     given = {**(in_arguments or {}), **(further or {})}
@@ -129,28 +129,28 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
         ValueError: Lightning refuses the value of one.
     """
     # Lightning reads torch's older switch, where a script has set the newer one alone.
-    if (precision := matmul_precision()) in ("tf32", "ieee"):
+    if (precision := get_matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
-    keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
+    keywords["strategy"] = adapt_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
     keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
         # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
         keywords["accumulate_grad_batches"] = 1
     callbacks = _user_callbacks(trainer.lightning_callbacks, keywords)
-    adopt_loggers(trainer, trainer.callback_handler)
-    keywords["logger"] = loggers_of(trainer.callback_handler.callbacks)
+    add_logger_trackers(trainer, trainer.callback_handler)
+    keywords["logger"] = get_shared_loggers(trainer.callback_handler.callbacks)
     if callbacks and not keywords["logger"]:
         owner: Any = weakref.ref(trainer)
         keywords["logger"] = [HistoryLogger(lambda: owner().state)]
     if run is None:
-        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
+        callbacks = [callback for callback in callbacks if not is_lightning_class(callback, *ONLY_IN_TRAINING)]
     else:
-        check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
-        callbacks = _ready_for_training(callbacks, run, keywords)
-        plugins, checkpoints = as_list(keywords.get("plugins")), trainer.session.checkpoints
-        keywords["plugins"] = with_checkpoint_io(
+        check_callbacks(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
+        callbacks = _prepare_callbacks(callbacks, run, keywords)
+        plugins, checkpoints = to_list(keywords.get("plugins")), trainer.session.checkpoints
+        keywords["plugins"] = add_checkpoint_io(
             plugins, trainer.model, checkpoints, lambda: run.trainer._build_saved_training()
         )
     # Lightning asks for these where a callback is a bar, or saves; it adds its own only if there is none.
@@ -163,18 +163,18 @@ def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer
     if plugin is not None:
         # In the place of the plugin that Lightning would make for that precision.
         del keywords["precision"]
-        keywords["plugins"] = [*as_list(keywords.get("plugins")), plugin]
-    built = _built(callbacks, keywords)
+        keywords["plugins"] = [*to_list(keywords.get("plugins")), plugin]
+    built = _construct(callbacks, keywords)
     if run is not None:
         use_fast_loop(built)
         if run.checkpoint is not None:
-            count_from(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
+            restore_progress(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
     return built
 
 
 def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> list[Callback]:
     """Lightning callbacks of the user's, from all places; takes those among the keywords out of them."""
-    callbacks = [*of_trainer, *as_list(keywords.pop("callbacks", None))]
+    callbacks = [*of_trainer, *to_list(keywords.pop("callbacks", None))]
     for callback in callbacks:
         reject_unsupported_callback(callback)
     longest = keywords.pop("max_time", None)
@@ -184,7 +184,7 @@ def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> lis
     return callbacks
 
 
-def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
+def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
     """Let the run have its length, and the callbacks its events around them."""
     if run.checkpoint is not None:
         check_can_resume(callbacks)
@@ -193,24 +193,24 @@ def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: d
     if args.ema_decay is not None:
         from littrainer.lightning_adapter.weight_averaging import AveragedWeights
 
-        if any(is_one_of(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
+        if any(is_lightning_class(callback, "WeightAveraging", "StochasticWeightAveraging") for callback in callbacks):
             raise ValueError("ema_decay is set, and a callback averages weights too: leave one of them out.")
         callbacks = [*callbacks, AveragedWeights(args.ema_decay, args.ema_use)]
     epochs = run.plan.num_train_epochs
     keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
     if args.eval_strategy != IntervalStrategy.NO:
-        keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
-    return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
+        keywords["check_val_every_n_epoch"] = NEVER_VALIDATE
+    return [BeforeUserCallbacks(run), *callbacks, AfterUserCallbacks(run)]
 
 
-def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
-    for name in CARRIED_OUT:
+def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
+    for name in LIMIT_KEYWORDS:
         keywords.pop(name, None)
     known = _keywords_of(pl.Trainer)
     for name in keywords:
         if name not in known:
             raise TypeError(
-                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, known)})."
             )
     with quiet_lightning(), cached_entry_points():
         try:
@@ -220,9 +220,9 @@ def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
                 f"lightning.Trainer refuses a keyword, one given as `lightning` or one that follows from the training "
                 f"arguments: {error}"
             ) from None
-    save_in_each_process(built.strategy)
-    leave_signals_alone(built)
-    resume_nothing(built)
+    save_on_all_ranks(built.strategy)
+    disable_signal_handling(built)
+    disable_auto_resume(built)
     return built
 
 
@@ -231,14 +231,14 @@ def _keywords_of(cls: type) -> frozenset[str]:
     return frozenset(inspect.signature(cls).parameters)
 
 
-def as_list(value: Any) -> list[Any]:
+def to_list(value: Any) -> list[Any]:
     """Return what may be one thing, several or None as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-class _NothingIsKept(DummyExperiment):
+class _DiscardingExperiment(DummyExperiment):
     has_told = False
 
     def nop(self, *args: Any, **kwargs: Any) -> None:
@@ -265,7 +265,7 @@ class HistoryLogger(Logger):
         self._state = state
         # Name -> the optimizer step at which it was logged last, and its value.
         self._newest: dict[str, tuple[int, float]] = {}
-        self._experiment = _NothingIsKept()
+        self._experiment = _DiscardingExperiment()
 
     @property
     def name(self) -> str:

@@ -18,24 +18,24 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from littrainer.callbacks.lightning_callbacks import backbone_of
-from littrainer.callbacks.lightning_metrics import note_places, publish
+from littrainer.callbacks.lightning_callbacks import find_backbone
+from littrainer.callbacks.lightning_metrics import publish, set_batch_indices
 from littrainer.data.windows import MicroBatch
 from littrainer.lightning_adapter.lightning_internals import (
-    announce_validations,
-    count_optimizer_steps_from,
-    counted_step,
-    follow_until_first_update,
+    record_optimizer_step,
     replace_optimizer,
-    show_number_of_batches,
+    set_displayed_batch_count,
+    set_optimizer_step_count,
+    set_validation_enabled,
+    sync_unstarted_average,
 )
 from littrainer.loop.batch_errors import note_batch
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import is_metric_driven
-from littrainer.optim.stepping import ClosureFirst, GradScalerMixin, note_step, updates_during_backward
-from littrainer.runtime.interruptions import StoppedByUserCode
-from littrainer.runtime.weak_attributes import held_weakly
-from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
+from littrainer.optim.stepping import ClosureFirstOptimizer, GradScalerMixin, has_fused_backward, mark_optimizer_stepped
+from littrainer.runtime.interruptions import UserStopIteration
+from littrainer.runtime.weak_attributes import weak_property
+from littrainer.strategies.model_wrapping import rewrap_after_unfreezing
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
@@ -48,7 +48,7 @@ DO_NOT_STEP = 2**62
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
-def carries_stop_iteration(hook: Hook) -> Hook:
+def convert_stop_iteration(hook: Hook) -> Hook:
     """Decorates a hook that calls user code."""
 
     @functools.wraps(hook)
@@ -56,12 +56,12 @@ def carries_stop_iteration(hook: Hook) -> Hook:
         try:
             return hook(*args, **kwargs)
         except StopIteration as error:
-            raise StoppedByUserCode from error
+            raise UserStopIteration from error
 
     return carrying  # type: ignore[return-value]
 
 
-class StepsAfterBackward(pl.LightningModule):
+class DeferredClosureModule(pl.LightningModule):
     """The base of the LightningModules of a Trainer and of Lightning's users: how optimizer and schedule step."""
 
     model: Any
@@ -79,7 +79,7 @@ class StepsAfterBackward(pl.LightningModule):
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
         """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
-        stepped = ClosureFirst(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
+        stepped = ClosureFirstOptimizer(getattr(optimizer, "optimizer", optimizer), self.step_optimizer)
         self.trainer.strategy.optimizer_step(stepped, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -90,7 +90,7 @@ class StepsAfterBackward(pl.LightningModule):
             scheduler.step()
 
 
-class TrainerModule(StepsAfterBackward):
+class TrainerModule(DeferredClosureModule):
     """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
 
     Parameters:
@@ -98,7 +98,7 @@ class TrainerModule(StepsAfterBackward):
         run: the training that fit is to carry out; None for evaluation and prediction.
     """
 
-    owner = held_weakly("_owner")
+    owner = weak_property("_owner")
 
     def __init__(self, trainer: Any, run: TrainingRun | None = None):
         super().__init__()
@@ -110,7 +110,7 @@ class TrainerModule(StepsAfterBackward):
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
-        self._lightning_steps_schedule = False
+        self._is_scheduler_managed = False
         # The precision plugin of fp16, which unscales gradients before they are clipped.
         self.scaling: GradScalerMixin | None = None
         # The one at hand; None before the first one.
@@ -133,7 +133,7 @@ class TrainerModule(StepsAfterBackward):
         Raises:
             AttributeError: the model has no module of that kind.
         """
-        found = backbone_of(self.model)
+        found = find_backbone(self.model)
         if found is None:
             raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
         return found
@@ -154,23 +154,23 @@ class TrainerModule(StepsAfterBackward):
         if parallelize is not None:
             parallelize(self.model)
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
         optimizer, schedule = self.step.run.optimizer_and_schedule()
         self._optimizer, self._schedule = optimizer, schedule
-        self._updates_during_backward = updates_during_backward(optimizer)
+        self._updates_during_backward = has_fused_backward(optimizer)
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
         # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
         # steps with an evaluation's metric in the Trainer.
-        self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
-        if not self._lightning_steps_schedule:
+        self._is_scheduler_managed = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
+        if not self._is_scheduler_managed:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def follow_replacements(self) -> None:
+    def sync_replaced_optimizer_and_scheduler(self) -> None:
         """Go on with the `training_step`, optimizer or schedule that a script has set; called when an epoch begins.
 
         Later in the epoch the two last are looked at again at each optimizer step.
@@ -178,20 +178,20 @@ class TrainerModule(StepsAfterBackward):
         manual = self.owner.overrides_training_step()
         if manual is self.automatic_optimization:
             self.automatic_optimization = not manual
-            count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
-        self.follow_optimizer()
-        self._follow_schedule()
-        follow_unfrozen_parameters(self.owner)
+            set_optimizer_step_count(self.trainer, self.owner.state.global_step)
+        self.sync_optimizer()
+        self._sync_scheduler()
+        rewrap_after_unfreezing(self.owner)
 
-    def follow_optimizer(self) -> Any:
+    def sync_optimizer(self) -> Any:
         """The optimizer that steps next, from here on Lightning's too."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
-            self._updates_during_backward = updates_during_backward(self._optimizer)
+            self._updates_during_backward = has_fused_backward(self._optimizer)
             replace_optimizer(self.trainer, self._optimizer)
         return self._optimizer
 
-    def _follow_schedule(self) -> None:
+    def _sync_scheduler(self) -> None:
         schedule: Any = self.owner.lr_scheduler
         if schedule is not self._schedule:
             for config in self.trainer.lr_scheduler_configs:
@@ -203,26 +203,26 @@ class TrainerModule(StepsAfterBackward):
         """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
         return batch
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         if not self.automatic_optimization:
             # In automatic optimization Lightning asks its strategy for this context.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
-                loss = self.step.loss_of(micro_batch, by_training_step=True)
+                loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
-                self.follow_optimizer()
+                self.sync_optimizer()
                 self.owner.accelerator.unscale_gradients()
-                self.step.update(self._step_counted, self._step_all_schedules)
+                self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
-        loss = self.step.loss_of(micro_batch)
+        loss = self.step.forward_micro_batch(micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
     @property
-    def exchanges_gradients(self) -> bool:
+    def should_sync_gradients(self) -> bool:
         """Whether several processes exchange gradients in the backward pass of the current micro-batch."""
         micro_batch = self.micro_batch
         if micro_batch is None or micro_batch.is_last_drawn:
@@ -236,7 +236,7 @@ class TrainerModule(StepsAfterBackward):
             return
         if not self.automatic_optimization:
             self.step.speed.enter("backward")
-        optimizer = self.follow_optimizer()
+        optimizer = self.sync_optimizer()
         try:
             if self._updates_during_backward:
                 optimizer.fused_backward(loss, self.owner._get_learning_rate())
@@ -249,15 +249,15 @@ class TrainerModule(StepsAfterBackward):
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """The division of the loss is past: whether to step is asked for again after the backward pass."""
         if self.micro_batch is not None:
-            self.follow_window(self.micro_batch)
+            self.set_window(self.micro_batch)
 
-    def follow_window(self, micro_batch: MicroBatch) -> None:
+    def set_window(self, micro_batch: MicroBatch) -> None:
         """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
         # Past torch's search among parameters and buffers for what a module is given.
         self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def configure_gradient_clipping(
         self,
         optimizer: Any,
@@ -267,7 +267,7 @@ class TrainerModule(StepsAfterBackward):
         """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
         self.step.clip()
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def optimizer_step(
         self,
         epoch: int,
@@ -276,20 +276,20 @@ class TrainerModule(StepsAfterBackward):
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """Run forward, backward and step in one, as Lightning does; then `on_optimizer_step`."""
-        self.follow_optimizer()
+        self.sync_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.after_optimizer_step()
-        self.step_own_schedule()
+        self.step_unmanaged_scheduler()
 
     def step_optimizer(self, *_: Any) -> None:
         """Step the Trainer's optimizer with gradients that are complete and clipped; weights change nowhere else."""
-        optimizer = self.follow_optimizer()
-        if self.step.is_refused or self._updates_during_backward:
-            note_step(optimizer)
+        optimizer = self.sync_optimizer()
+        if self.step.is_step_skipped or self._updates_during_backward:
+            mark_optimizer_stepped(optimizer)
             if self.scaling is not None:
                 self.scaling.skip_step()
         elif self.scaling is not None:
-            self.scaling.step_unless_infinite(optimizer)
+            self.scaling.step_unless_nonfinite(optimizer)
         else:
             optimizer.step()
 
@@ -301,32 +301,32 @@ class TrainerModule(StepsAfterBackward):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
 
-    lr_scheduler_step = carries_stop_iteration(StepsAfterBackward.lr_scheduler_step)
+    lr_scheduler_step = convert_stop_iteration(DeferredClosureModule.lr_scheduler_step)
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether loss scaling has left the last optimizer step out."""
         return self.owner.accelerator.optimizer_step_was_skipped
 
-    def _step_counted(self) -> None:
-        self.follow_optimizer()
-        with counted_step(self.trainer) as optimizer:
+    def _step_and_count(self) -> None:
+        self.sync_optimizer()
+        with record_optimizer_step(self.trainer) as optimizer:
             super().optimizer_step(0, 0, optimizer)
 
-    def _step_all_schedules(self) -> None:
+    def _step_all_schedulers(self) -> None:
         # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
-        self._follow_schedule()
+        self._sync_scheduler()
         ends_epoch = self.micro_batch is not None and self.micro_batch.epoch_fraction >= 1
         for interval in ("step", "epoch") if ends_epoch else ("step",):
             for config in self.trainer.lr_scheduler_configs:
                 if config.interval == interval:
                     self.lr_scheduler_step(config.scheduler, None)
-        self.step_own_schedule()
+        self.step_unmanaged_scheduler()
 
-    def step_own_schedule(self) -> None:
+    def step_unmanaged_scheduler(self) -> None:
         """Step the schedule unless Lightning does, which takes torch's schedules only."""
-        self._follow_schedule()
-        if not self._lightning_steps_schedule:
+        self._sync_scheduler()
+        if not self._is_scheduler_managed:
             self.lr_scheduler_step(self._schedule, None)
 
     @property
@@ -335,7 +335,7 @@ class TrainerModule(StepsAfterBackward):
         assert evaluation is not None
         return evaluation
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Predict a batch of an evaluation that Lightning runs.
 
@@ -347,24 +347,24 @@ class TrainerModule(StepsAfterBackward):
         loss = None if outputs.losses is None else outputs.losses[0]
         return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         """Predict a batch of a prediction that Lightning runs, and return this process's predictions for callbacks."""
         outputs = self._evaluation.step(batch)
-        note_places(self.trainer, self._evaluation.places_of(batch))
+        set_batch_indices(self.trainer, self._evaluation.find_sample_indices(batch))
         return outputs.predictions
 
     def on_validation_start(self) -> None:
         """Let progress bars show how many batches an evaluation or a prediction has."""
-        if users_callbacks(self.trainer):
-            show_number_of_batches(self.trainer, self._evaluation.number_of_batches)
+        if get_user_callbacks(self.trainer):
+            set_displayed_batch_count(self.trainer, self._evaluation.num_batches)
 
     on_predict_start = on_validation_start
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_validation_epoch_end(self) -> None:
         """Show callbacks the metrics, outside of fit; inside it, their last hook waits until the Trainer has logged."""
-        if self.run is None and users_callbacks(self.trainer):
+        if self.run is None and get_user_callbacks(self.trainer):
             publish(self.trainer, self._evaluation.finish().metrics or {})
 
     on_predict_epoch_end = on_validation_epoch_end
@@ -374,10 +374,10 @@ class _Events(pl.Callback):
     # Any, since loop/run.py imports the engine.
     def __init__(self, run: Any):
         self.run = run
-        self._stop_was_asked_for = False
+        self._is_stop_requested = False
 
 
-class OpeningEvents(_Events):
+class BeforeUserCallbacks(_Events):
     """Calls a training for what Lightning does next, before all other Lightning callbacks.
 
     Parameters:
@@ -386,31 +386,31 @@ class OpeningEvents(_Events):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Callbacks are set up next; some make ready for evaluations, if there are any."""
-        announce_validations(trainer, pl_module, are_announced=True)
+        set_validation_enabled(trainer, pl_module, has_validation=True)
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Callbacks are set up."""
-        announce_validations(trainer, pl_module, are_announced=False)
+        set_validation_enabled(trainer, pl_module, has_validation=False)
         self.run.restore_lightning_callbacks()
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Model and optimizer are set up."""
         self.run.restore()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An evaluation or the end comes next, for which callbacks that average weights put theirs in place."""
-        follow_until_first_update(trainer, pl_module)
+        sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch comes next."""
         self.run.begin_epoch(trainer.current_epoch)
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
         """A micro-batch comes next."""
         if batch_idx == 0:
@@ -418,11 +418,11 @@ class OpeningEvents(_Events):
             if skipped:
                 # A resumed epoch does not draw them again, and Lightning ends an epoch by the number of all.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
-        pl_module.follow_window(batch)
+        pl_module.set_window(batch)
         self.run.step.begin_micro_batch(batch)
 
 
-class ClosingEvents(_Events):
+class AfterUserCallbacks(_Events):
     """Calls a training for what Lightning has done, after all other Lightning callbacks.
 
     Their state belongs to the same step then, when an evaluation or a checkpoint follows. A stop that either side asks
@@ -436,54 +436,54 @@ class ClosingEvents(_Events):
         """Callbacks have the states of a checkpoint. Where one asks to stop now, Lightning would not begin at all."""
         self._note_stop(trainer)
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The first epoch comes next."""
         self.run.begin()
-        if self._stop_was_asked_for:
+        if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
         # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
         # Lightning callback, or work left over by the checkpoint, has ended.
-        if self._stop_was_asked_for or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
-            self._stop_if_asked(trainer)
+        if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
+            self._stop_if_requested(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Callbacks have made their changes for an epoch."""
-        pl_module.follow_replacements()
-        if users_callbacks(trainer):
+        pl_module.sync_replaced_optimizer_and_scheduler()
+        if get_user_callbacks(trainer):
             self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
         """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
         self._note_stop(trainer)
-        if self._stop_was_asked_for and batch.closes_window:
+        if self._is_stop_requested and batch.closes_window:
             self.run.step.trainer.control.should_training_stop = True
         self.run.step.end_micro_batch(batch)
-        self._stop_if_asked(trainer)
+        self._stop_if_requested(trainer)
 
-    @carries_stop_iteration
+    @convert_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch is done."""
         self._note_stop(trainer)
-        if self._stop_was_asked_for:
+        if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
         self.run.end_epoch()
-        self._stop_if_asked(trainer)
+        self._stop_if_requested(trainer)
 
     def _note_stop(self, pl_trainer: pl.Trainer) -> None:
         # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
         if pl_trainer.should_stop:
-            self._stop_was_asked_for = True
+            self._is_stop_requested = True
             pl_trainer.should_stop = False
 
-    def _stop_if_asked(self, pl_trainer: pl.Trainer) -> None:
+    def _stop_if_requested(self, pl_trainer: pl.Trainer) -> None:
         if self.run.step.trainer.control.should_training_stop:
             pl_trainer.should_stop = True
 
 
-def users_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
+def get_user_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
     """Return the Lightning callbacks of the user."""
     return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]

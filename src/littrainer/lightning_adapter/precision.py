@@ -12,17 +12,17 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.stepping import GradScalerMixin
 from littrainer.strategies.deepspeed import TrainerDeepSpeedStrategy
-from littrainer.strategies.sharded import ignored_parameters
+from littrainer.strategies.fsdp2 import find_ignored_parameters
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-class _TrainersPrecision(Precision):
+class _PassThroughPrecision(Precision):
     """What a Trainer does by itself, and its plugin therefore does not: autocast, and the move of each batch."""
 
     @contextmanager
@@ -43,7 +43,7 @@ class _TrainersPrecision(Precision):
         return data
 
 
-class _ScaledPrecision(GradScalerMixin, _TrainersPrecision):
+class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
@@ -51,7 +51,7 @@ class _ScaledPrecision(GradScalerMixin, _TrainersPrecision):
         if self.scaler is None:
             return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         closure()
-        optimizer = model.follow_optimizer()
+        optimizer = model.sync_optimizer()
         self.unscale(optimizer)
         self._after_closure(model, optimizer)
         model.step_optimizer()
@@ -78,7 +78,7 @@ class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
         return None if self.precision == FULL_PRECISION else super().mixed_precision_config
 
 
-class EnginePrecision(_TrainersPrecision, DeepSpeedPrecision):
+class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
     """Backward pass and step by the Trainer's own engine, which is around the user's model."""
 
     # The optimizer that has stepped last.
@@ -128,12 +128,12 @@ def precision_plugin(
         ValueError: no plugin does both.
     """
     if isinstance(strategy, TrainerDeepSpeedStrategy):
-        return EnginePrecision(precision)
+        return TrainerDeepSpeedPrecision(precision)
     if isinstance(strategy, FSDPStrategy):
         return ForwardFSDPPrecision(precision, scaler)
     if precision == FULL_PRECISION:
         return None
-    beside_split = _whole_beside_split(args, trained_model) if precision == "16-mixed" else None
+    beside_split = _describe_mixed_sharding(args, trained_model) if precision == "16-mixed" else None
     if beside_split is not None:
         raise ValueError(
             f"fp16=True does not go with {beside_split}: losses would have to be scaled for gradients that are split "
@@ -142,12 +142,12 @@ def precision_plugin(
     return ForwardMixedPrecision(precision, args.device.type, scaler)
 
 
-def _whole_beside_split(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
+def _describe_mixed_sharding(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
     """What leaves some gradients whole and splits others between processes; None if nothing does."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     if plan is None or trained_model is None:
         return None
-    is_trained = any(one.requires_grad for one in ignored_parameters(trained_model, plan.ignored_modules))
+    is_trained = any(one.requires_grad for one in find_ignored_parameters(trained_model, plan.ignored_modules))
     return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None

@@ -8,20 +8,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.lightning_callbacks import is_one_of
-from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
+from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
-from littrainer.data.limits import further_keywords
-from littrainer.data.workers import end_workers
+from littrainer.data.limits import get_lightning_keywords
+from littrainer.data.workers import shut_down_workers
 from littrainer.distributed.failures import name_failed_process
 from littrainer.lightning_adapter.torchmetrics_on_demand import torchmetrics_on_demand
-from littrainer.loop.batch_errors import noted_reading
+from littrainer.loop.batch_errors import note_reading_errors
 from littrainer.runtime.interruptions import PythonInterruptions
-from littrainer.runtime.lazy_isinstance import known_classes
+from littrainer.runtime.lazy_isinstance import loaded_classes
 from littrainer.runtime.log_filter import quiet_lightning
-from littrainer.runtime.weak_attributes import without_callers_frames
+from littrainer.runtime.weak_attributes import load_in_thread
 from littrainer.strategies.choice import SHARDING_STRATEGIES, strategy_name
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -43,18 +43,18 @@ class LightningState:
         trainer: the `lightning.Trainer` of the last training, or of an evaluation that Lightning ran before it.
         module: what fit is carrying out right now; None outside of training.
         evaluation: the evaluation or prediction that is running, the innermost one.
-        validation_rounds: which evaluations are one validation to Lightning callbacks.
+        deferred_validation_end: which evaluations are one validation to Lightning callbacks.
     """
 
     trainer: pl.Trainer | None = None
     module: Any = None
     evaluation: EvaluationLoop | None = None
-    validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
+    deferred_validation_end: DeferredValidationEnd = field(default_factory=DeferredValidationEnd)
 
     def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
         # Its parts refer to it, so without this nothing but the garbage collector would free it.
         if self.trainer is not None and (internals := modules.get("littrainer.lightning_adapter.lightning_internals")):
-            internals.refer_weakly(self.trainer)
+            internals.weaken_back_references(self.trainer)
 
     def end_without_callbacks(self) -> None:
         """Keep the exception that takes the training out of fit, and is no error, from callbacks."""
@@ -69,7 +69,7 @@ def import_lightning() -> None:
     numbers of a training.
     """
     if "littrainer.lightning_adapter.lightning_trainer" not in sys.modules:
-        without_callers_frames(_import_all)
+        load_in_thread(_import_all)
 
 
 def _import_all() -> None:
@@ -90,7 +90,7 @@ def fit(trainer: Any, run: TrainingRun) -> None:
     try:
         with (
             quiet_lightning(),
-            noted_reading(trainer),
+            note_reading_errors(trainer),
             PythonInterruptions(),
             name_failed_process("training"),
         ):
@@ -99,7 +99,7 @@ def fit(trainer: Any, run: TrainingRun) -> None:
     finally:
         trainer.accelerator.module = None
         state.module = None
-        end_workers(run.windows.loader)
+        shut_down_workers(run.windows.loader)
 
 
 def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
@@ -111,15 +111,15 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
     running = state.module
     outer, state.evaluation = state.evaluation, evaluation
     if running is not None:
-        trainer.validation_rounds.end_earlier_one()
+        trainer.deferred_validation_end.notify_previous_end()
     try:
-        with noted_reading(trainer, evaluation):
+        with note_reading_errors(trainer, evaluation):
             if not _has_listeners(trainer):
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
                     # The round ends with it, although no callback is called.
-                    trainer.validation_rounds.add(lambda is_monitoring: None)
+                    trainer.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
             else:
@@ -131,26 +131,30 @@ def evaluate(trainer: Any, evaluation: EvaluationLoop) -> None:
 def _has_listeners(trainer: Any) -> bool:
     """Return whether a callback of Lightning's may listen to an evaluation, or a keyword is for its loops."""
     running = trainer.session.lightning.module
-    if further_keywords(trainer):
+    if get_lightning_keywords(trainer):
         return True
     if running is None:
         # Outside of fit Lightning calls `setup` and `teardown` of callbacks around each evaluation too.
         return bool(trainer.lightning_callbacks)
-    from littrainer.lightning_adapter.fast_training_loop import listens_to
-    from littrainer.lightning_adapter.module import users_callbacks
+    from littrainer.lightning_adapter.fast_training_loop import overrides_hook
+    from littrainer.lightning_adapter.module import get_user_callbacks
 
-    return any(listens_to(callback, hook) for callback in users_callbacks(running.trainer) for hook in VALIDATION_HOOKS)
+    return any(
+        overrides_hook(callback, hook) for callback in get_user_callbacks(running.trainer) for hook in VALIDATION_HOOKS
+    )
 
 
 def _evaluate_inside_fit(trainer: Any, lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> None:
     from littrainer.lightning_adapter.lightning_internals import evaluate_inside_fit
 
-    end = evaluate_inside_fit(lightning_trainer, BatchStream(evaluation), lambda: _put_weights_back(lightning_trainer))
-    trainer.validation_rounds.add(end)
+    end = evaluate_inside_fit(
+        lightning_trainer, BatchStream(evaluation), lambda: _restore_trained_weights(lightning_trainer)
+    )
+    trainer.deferred_validation_end.add(end)
 
 
 def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
-    from littrainer.lightning_adapter.lightning_internals import refer_weakly
+    from littrainer.lightning_adapter.lightning_internals import weaken_back_references
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
@@ -169,7 +173,7 @@ def _evaluate_with_lightning(trainer: Any, evaluation: EvaluationLoop) -> None:
     finally:
         # Lightning keeps what it has iterated last.
         batches.evaluation = None
-        refer_weakly(lightning_trainer)
+        weaken_back_references(lightning_trainer)
 
 
 class BatchStream:
@@ -197,7 +201,7 @@ def shard_for_evaluation(trainer: Any) -> None:
     is_running = trainer.session.lightning.module is not None
     if is_running or name not in SHARDING_STRATEGIES or is_sharded(trainer.model_wrapped):
         return
-    from littrainer.lightning_adapter.lightning_internals import refer_weakly
+    from littrainer.lightning_adapter.lightning_internals import weaken_back_references
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
@@ -207,28 +211,28 @@ def shard_for_evaluation(trainer: Any) -> None:
     with quiet_lightning():
         # Lightning sets the strategy up before it finds that there is nothing to evaluate.
         lightning_trainer.validate(TrainerModule(trainer), dataloaders=[], verbose=False)
-    refer_weakly(lightning_trainer)
+    weaken_back_references(lightning_trainer)
 
 
 @contextmanager
-def validation_round(trainer: Any) -> Iterator[None]:
+def group_validations(trainer: Any) -> Iterator[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
     with (
         trainer.session.speed.during("evaluation"),
-        trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer)),
-        weights_to("evaluate", trainer.session.lightning.module),
+        trainer.deferred_validation_end.round(lambda: propagate_stop(trainer)),
+        swap_in_weights_for("evaluate", trainer.session.lightning.module),
     ):
         yield
 
 
-def weights_to(use: str, module: Any) -> AbstractContextManager[None]:
+def swap_in_weights_for(use: str, module: Any) -> AbstractContextManager[None]:
     """Within it the model of a module that is fitted, or of None, has the weights to "evaluate" or to "save"."""
     callbacks = [] if module is None else module.trainer.callbacks
-    averaging = next((callback for callback in callbacks if hasattr(callback, "weights_to")), None)
-    return nullcontext() if averaging is None else averaging.weights_to(use, module)
+    averaging = next((callback for callback in callbacks if hasattr(callback, "swap_in_weights_for")), None)
+    return nullcontext() if averaging is None else averaging.swap_in_weights_for(use, module)
 
 
-def stop_if_lightning_stops(trainer: Any) -> None:
+def propagate_stop(trainer: Any) -> None:
     """Let training end where a Lightning callback has asked for it."""
     running = trainer.lightning_module
     if running is not None and running.trainer.should_stop:
@@ -240,9 +244,9 @@ def publish(trainer: Any, logs: dict[str, Any]) -> None:
     running = trainer.lightning_module
     if running is None:
         return
-    from littrainer.lightning_adapter.module import users_callbacks
+    from littrainer.lightning_adapter.module import get_user_callbacks
 
-    if users_callbacks(running.trainer):
+    if get_user_callbacks(running.trainer):
         publish_metrics(running.trainer, logs)
         _add_to_history(running.trainer)
 
@@ -256,14 +260,14 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
             logger.add_to_history()
 
 
-def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
+def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
     # Training may go on after an evaluation that was broken off, as when a signal asks for a checkpoint.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
-        if is_one_of(callback, "WeightAveraging"):
+        if is_lightning_class(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 def is_lightning_callback(callback: Any) -> bool:
     """Whether a callback, or a class of callbacks, is of Lightning's kind."""
-    classes = known_classes("lightning callback")
+    classes = loaded_classes("lightning callback")
     return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))

@@ -59,7 +59,7 @@ class AveragedWeights(WeightAveraging):
             super().on_train_end(trainer, pl_module)
 
     @contextmanager
-    def weights_to(self, use: str, pl_module: pl.LightningModule) -> Iterator[None]:
+    def swap_in_weights_for(self, use: str, pl_module: pl.LightningModule) -> Iterator[None]:
         """Let the model have the weights to "evaluate" or to "save", if it does not have them already."""
         wanted = use in self._uses
         if self._average_model is None or wanted is self._is_exchanged:

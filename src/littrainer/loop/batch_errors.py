@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.data.columns import first_sample, renaming
+from littrainer.data.columns import read_first_sample, suggest_renaming
 from littrainer.data.workers import MAX_NAMED, READING
 from littrainer.model.facts import base_model
-from littrainer.runtime.nested_values import described
+from littrainer.runtime.nested_values import describe
 from littrainer.runtime.notes import add_note
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
     with suppress(Exception):
         state = trainer.state if trainer.is_in_train else None
         add_note(error, f"It came up {doing}{_when(trainer.args, state, evaluates)}{_describe_batch(batch)}.")
-        sample = partial(first_sample, trainer, evaluates)
-        for sentence in advise(Circumstances(error, base_model(trainer.model), batch, trainer.args, evaluates, sample)):
+        sample = partial(read_first_sample, trainer, evaluates)
+        for sentence in advise(ErrorContext(error, base_model(trainer.model), batch, trainer.args, evaluates, sample)):
             add_note(error, sentence)
 
 
 @contextmanager
-def noted_reading(trainer: Any, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
+def note_reading_errors(trainer: Any, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
     """A block in which data is read: an error that reading raises names the samples in a note.
 
     Parameters:
@@ -86,13 +86,13 @@ def _describe_entry(value: Any) -> str:
     if limits is not None:
         least, greatest = (f"{number:.4g}" if isinstance(number, float) else str(number) for number in limits)
         of_numbers = f", all {least}" if least == greatest else f" from {least} to {greatest}"
-    return f"{described(value)}{of_numbers}"
+    return f"{describe(value)}{of_numbers}"
 
 
 # ---- Advice ----------------------------------------------------------------------------------------------------------
 
 
-class Circumstances(NamedTuple):
+class ErrorContext(NamedTuple):
     """An error and its circumstances; `sample` returns the first sample of the data, or an empty one."""
 
     error: BaseException
@@ -104,7 +104,7 @@ class Circumstances(NamedTuple):
     sample: Callable[[], Any] = dict
 
 
-def advise(found: Circumstances) -> list[str]:
+def advise(found: ErrorContext) -> list[str]:
     """Return sentences on the reason of an error and what to do."""
     text = f"{type(found.error).__name__}: {found.error}"
     advice = [rule if isinstance(rule, str) else rule(found) for sign, rule in RULES if re.search(sign, text)]
@@ -119,7 +119,7 @@ def _find_range(value: Any) -> tuple[Any, Any] | None:
     return least.item(), greatest.item()
 
 
-def _entry(found: Circumstances, *names: str) -> tuple[str, torch.Tensor] | None:
+def _entry(found: ErrorContext, *names: str) -> tuple[str, torch.Tensor] | None:
     if isinstance(found.batch, Mapping):
         for name in names:
             if isinstance(found.batch.get(name), torch.Tensor):
@@ -127,14 +127,14 @@ def _entry(found: Circumstances, *names: str) -> tuple[str, torch.Tensor] | None
     return None
 
 
-def _whole_numbers(found: Circumstances, *names: str) -> tuple[str, int, int] | None:
+def _whole_numbers(found: ErrorContext, *names: str) -> tuple[str, int, int] | None:
     """Return the first of some entries, with its least and greatest number; None if these cannot be read."""
     entry = _entry(found, *names)
     limits = None if entry is None or entry[1].is_floating_point() else _find_range(entry[1])
     return None if entry is None or limits is None else (entry[0], *limits)
 
 
-def _token_ids(found: Circumstances) -> str | None:
+def _token_ids(found: ErrorContext) -> str | None:
     numbers = _whole_numbers(found, "input_ids", "decoder_input_ids")
     try:
         size = int(found.model.get_input_embeddings().weight.shape[0])
@@ -154,7 +154,7 @@ def _token_ids(found: Circumstances) -> str | None:
     return None
 
 
-def _sample_length(found: Circumstances) -> str | None:
+def _sample_length(found: ErrorContext) -> str | None:
     entry = _entry(found, "input_ids", "inputs_embeds")
     config = getattr(found.model, "config", None)
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
@@ -172,7 +172,7 @@ def _sample_length(found: Circumstances) -> str | None:
     )
 
 
-def _classes(found: Circumstances) -> str | None:
+def _classes(found: ErrorContext) -> str | None:
     numbers = _whole_numbers(found, "labels", "label")
     if numbers is None:
         return None
@@ -190,7 +190,7 @@ def _classes(found: Circumstances) -> str | None:
     )
 
 
-def _label_type(found: Circumstances) -> str | None:
+def _label_type(found: ErrorContext) -> str | None:
     entry = _entry(found, "labels", "label")
     if entry is None or not entry[1].is_floating_point():
         return None
@@ -202,7 +202,7 @@ def _label_type(found: Circumstances) -> str | None:
     )
 
 
-def _label_shape(found: Circumstances) -> str | None:
+def _label_shape(found: ErrorContext) -> str | None:
     entry, ids = _entry(found, "labels", "label"), _entry(found, "input_ids")
     if entry is None or ids is None or "SequenceClassification" not in type(found.model).__name__:
         return None
@@ -213,12 +213,12 @@ def _label_shape(found: Circumstances) -> str | None:
     )
 
 
-def _missing_input(found: Circumstances) -> str | None:
+def _missing_input(found: ErrorContext) -> str | None:
     name = re.search(r"positional arguments?: '(\w+)'", str(found.error))
     wanted = "input_ids" if name is None else name.group(1)
     if not isinstance(found.batch, Mapping) or wanted in found.batch:
         return None
-    advice = renaming(wanted, found.sample() or found.batch, found.model)
+    advice = suggest_renaming(wanted, found.sample() or found.batch, found.model)
     if advice is not None or wanted != "input_ids":
         return advice and f"{advice}."
     return (
@@ -227,7 +227,7 @@ def _missing_input(found: Circumstances) -> str | None:
     )
 
 
-def _unknown_input(found: Circumstances) -> str | None:
+def _unknown_input(found: ErrorContext) -> str | None:
     name = re.search(r"forward\(\) got an unexpected keyword argument '(\w+)'", str(found.error))
     if name is None or not isinstance(found.batch, Mapping) or name.group(1) not in found.batch:
         return None
@@ -238,7 +238,7 @@ def _unknown_input(found: Circumstances) -> str | None:
     )
 
 
-def _no_gradient(found: Circumstances) -> str | None:
+def _no_gradient(found: ErrorContext) -> str | None:
     if not any(parameter.requires_grad for parameter in found.model.parameters()):
         return (
             f"No parameter of {type(found.model).__name__} is trained, since requires_grad is False for all of them: "
@@ -250,7 +250,7 @@ def _no_gradient(found: Circumstances) -> str | None:
     )
 
 
-def _memory(found: Circumstances) -> str:
+def _memory(found: ErrorContext) -> str:
     if found.evaluates:
         return (
             f"Lower per_device_eval_batch_size ({found.args.per_device_eval_batch_size}), or keep less of each batch: "
@@ -263,7 +263,7 @@ def _memory(found: Circumstances) -> str:
     )
 
 
-def _pickling(found: Circumstances) -> str | None:
+def _pickling(found: ErrorContext) -> str | None:
     workers = found.args.dataloader_num_workers
     if not workers:
         return None
@@ -291,7 +291,7 @@ ENDS_OF_LOADER_PROCESSES = {
 }
 
 
-def _lost_loader_process(found: Circumstances) -> str | None:
+def _lost_loader_process(found: ErrorContext) -> str | None:
     # The end is in the message, or in that of the cause.
     said = f"{found.error} {found.error.__cause__}"
     end, words = next(
@@ -303,7 +303,7 @@ def _lost_loader_process(found: Circumstances) -> str | None:
 
 
 # Pattern of messages, which begin with the type -> the advice, or a function that looks for it.
-RULES: list[tuple[str, Callable[[Circumstances], str | None] | str]] = [
+RULES: list[tuple[str, Callable[[ErrorContext], str | None] | str]] = [
     ("index out of range in self", _token_ids),
     ("index out of range in self|expanded size of the tensor|must match the size of tensor", _sample_length),
     (r"Target -?\d+ is out of bounds", _classes),

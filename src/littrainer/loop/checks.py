@@ -12,24 +12,24 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.arguments.accelerator_config import settle_accelerator_config
+from littrainer.arguments.accelerator_config import normalize_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.deepspeed import check_deepspeed_unchanged
 from littrainer.arguments.rules import (
-    check_health_arguments,
+    apply_global_batch_size,
     check_loader_processes,
+    check_nonfinite_arguments,
     check_values,
     refuse_unsupported,
-    settle_global_batch_size,
 )
-from littrainer.arguments.sharding import check_processes, sharding_plan
-from littrainer.data.limits import check_limits, further_keywords
+from littrainer.arguments.sharding import check_processes, get_sharding_plan
+from littrainer.data.limits import check_limits, get_lightning_keywords
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
-from littrainer.distributed.layout import process_layout, tensor_parallel_size
-from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.loop.loss import returns_the_mean
-from littrainer.loop.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
+from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
+from littrainer.evaluation.streaming import make_streaming_metrics
+from littrainer.loop.loss import reduces_to_micro_batch_mean
+from littrainer.loop.overrides import accept_earlier_signatures, find_overrides, refuse_ignored_overrides
 from littrainer.runtime.log_levels import apply_log_level
 from littrainer.runtime.notes import kind_of
 
@@ -131,7 +131,7 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
         )
 
 
-def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
+def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:
     """Return the pair of an optimizer and a schedule; raise a TypeError for anything else."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         raise TypeError(
@@ -147,7 +147,7 @@ def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
     return optimizers[0], optimizers[1]
 
 
-def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
+def validate_lightning_keywords(lightning: Any) -> dict[str, Any]:
     """Return further keywords of `lightning.Trainer`, copied; raise a TypeError if they are no dict."""
     if lightning is not None and not isinstance(lightning, Mapping):
         raise TypeError(
@@ -167,11 +167,11 @@ def check_arguments(args: TrainingArguments) -> None:
     """Refuse arguments that cannot be right or are not supported, and apply the log level."""
     # Scripts set fields after construction too.
     check_values(args)
-    settle_accelerator_config(args)
+    normalize_accelerator_config(args)
     check_loader_processes(args)
     refuse_unsupported(args)
     # Reading it refuses what it cannot be.
-    process_layout(args)
+    get_process_layout(args)
     check_processes(args)
     ensure_process_group(args)
     apply_log_level(args)
@@ -192,7 +192,7 @@ def check_construction(trainer: Any) -> None:
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
-        check_deepspeed(trainer.args, further_keywords(trainer))
+        check_deepspeed(trainer.args, get_lightning_keywords(trainer))
     check_limits(trainer)
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
         raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
@@ -202,7 +202,7 @@ def check_construction(trainer: Any) -> None:
             "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
         )
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
-    generates = hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))
+    generates = hasattr(trainer, "_gen_kwargs") or find_overrides(trainer, ("prediction_step", "evaluation_loop"))
     unused = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
     if unused and not generates:
         logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(unused))
@@ -239,7 +239,7 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
             "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
             "to 'loss', or to a name that compute_metrics returns."
         )
-    if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
+    if make_streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
     if "compute_result" not in inspect.signature(compute_metrics).parameters:
         raise ValueError(
@@ -279,7 +279,7 @@ def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> 
         )
 
 
-def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
+def select_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
     """Return the dataset to evaluate on.
 
     Parameters:
@@ -321,18 +321,18 @@ def check_before_training(trainer: Any) -> None:
     if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
         raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
     refuse_unsupported(trainer.args)
-    settle_global_batch_size(trainer.args)
+    apply_global_batch_size(trainer.args)
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
-    if trainer.args.loss_normalization == "exact" and returns_the_mean(trainer):
+    if trainer.args.loss_normalization == "exact" and reduces_to_micro_batch_mean(trainer):
         raise ValueError(
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
-    check_settled(trainer.args, trainer.is_deepspeed_enabled)
-    is_version_1 = getattr(sharding_plan(trainer.args), "version", None) == 1
-    check_health_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
+    is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
+    check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
     needs_whole_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
     is_split = needs_whole_model and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
@@ -340,7 +340,8 @@ def check_before_training(trainer: Any) -> None:
     if trainer.args.auto_micro_batch:
         reasons = {
             "FSDP, DeepSpeed and tensor parallelism let the processes wait for each other within each pass": is_split,
-            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy" in further_keywords(trainer),
+            'a strategy in lightning={"strategy": ...} may let them wait too': "strategy"
+            in get_lightning_keywords(trainer),
             "an overridden training_step runs forward and backward itself": trainer.overrides_training_step(),
         }
         for reason in (reason for reason, is_so in reasons.items() if is_so):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LOOKS = 1.0
+FILE_CHECK_INTERVAL_S = 1.0
 # What a file in the run's folder asks for, by its name.
 FILES = {"SAVE": "saves", "STOP": "saves and stops"}
 
@@ -56,7 +56,7 @@ class Clock(StepPolicy):
         for path in self._files_taken_away() if ignores_present_files else ():
             logger.warning("%s was there before this training began and is ignored: training continues.", path)
 
-    def on_step_end(self, state: TrainerState, control: TrainerControl, ends_epoch: bool) -> None:
+    def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
         """Raise what is due after an optimizer step; the first process does, and the others follow it."""
         now = time.monotonic()
         self._raise_flags(control, state.global_step, now)
@@ -73,7 +73,7 @@ class Clock(StepPolicy):
             control.should_evaluate = control.should_evaluate or self._args.eval_strategy == IntervalStrategy.STEPS
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)
         if now >= self._next_look:
-            self._next_look = now + SECONDS_BETWEEN_LOOKS
+            self._next_look = now + FILE_CHECK_INTERVAL_S
             for path in self._files_taken_away():
                 logger.warning("%s: training %s at optimizer step %d.", path, FILES[path.name], step)
                 control.should_save = True

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
-from littrainer.checkpoint.retention import newest_finite, sort_checkpoints
-from littrainer.checkpoint.verification import last_intact
-from littrainer.checkpoint.weights import names_of_sick
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.checkpoint.retention import get_newest_finite, sort_checkpoints
+from littrainer.checkpoint.verification import find_last_intact
+from littrainer.checkpoint.weights import find_nonfinite_weights
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.collectives import all_gather_object, any_rank, broadcast_object, get_rank, get_world_size
 from littrainer.loop.loss import HostValues, RunningLoss, mean_over_processes
 from littrainer.loop.preemption import resume_command
 from littrainer.loop.step_policy import StepPolicy
-from littrainer.model.traversal import copied_buffers, put_buffers_back
+from littrainer.model.traversal import copy_buffers, restore_buffers
 from littrainer.runtime.notes import listed
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.runtime.weak_attributes import weak_property
 
 if TYPE_CHECKING:
     from littrainer.data.windows import WindowLoader
@@ -124,7 +124,7 @@ class HealthGuard(StepPolicy):
         values: numbers of the device that were read together.
     """
 
-    _windows = held_weakly("_windows_reference")
+    _windows = weak_property("_windows_reference")
 
     def __init__(self, policy: str = "warn", spike_factor: float | None = None):
         self.policy, self.spike_factor = policy, spike_factor
@@ -248,9 +248,9 @@ class HealthGuard(StepPolicy):
         micro_batches = bad[:1] or list(losses)
         loss = losses[bad[0]] if bad else sum(losses.values()) if losses else None
         _, step, epoch, micro_batch, *_ = of_step[0]
-        found = [self._windows.rows_of(epoch, one) for one in micro_batches]
+        found = [self._windows.find_rows(epoch, one) for one in micro_batches]
         rows = None if None in found else [row for one in found if one is not None for row in one]
-        bad_weights = listed(names_of_sick(self._model))
+        bad_weights = listed(find_nonfinite_weights(self._model))
         if norm is not None and norm.usual is not None and not bad:
             first = SPIKE
             words = f"the gradient norm is {norm.value:.4g}, above spike_factor={self.spike_factor:g} times the median "
@@ -277,14 +277,14 @@ class HealthGuard(StepPolicy):
         )
 
     def _fault_of_weights(self, known: list[_Reading]) -> Fault | None:
-        step, bad_weights = known[-1].step if known else 0, listed(names_of_sick(self._model))
+        step, bad_weights = known[-1].step if known else 0, listed(find_nonfinite_weights(self._model))
         words = f"After optimizer step {step} these weights are not finite: {bad_weights}."
         return Fault(step, 0, 0, None, None, None, f"the weights ({bad_weights})", words) if bad_weights else None
 
     def _first_in_data(self, of_step: list[_Reading], rows: list[int] | None) -> str:
         if any(one.kind == LABELS and one.value == 0 for one in of_step):
             return f"the number of labels, which is 0 (all are {IGNORED_LABEL})"
-        states = capture_random_states(gpu=False)
+        states = get_rng_states(gpu=False)
         try:
             dataset = getattr(self._windows.loader, "dataset", None)
             samples = {row: dataset[row] for row in rows or ()}  # type: ignore[index]
@@ -292,7 +292,7 @@ class HealthGuard(StepPolicy):
             # A dataset that can be read in its workers only.
             return ""
         finally:
-            set_random_states(states)
+            set_rng_states(states)
         for row, sample in samples.items():
             parts = sample if isinstance(sample, Mapping) else {"it": sample}
             if sick := [str(name) for name, value in parts.items() if _has_non_finite(value)]:
@@ -313,7 +313,7 @@ class HealthGuard(StepPolicy):
     def healthy_checkpoint(self) -> Path | None:
         """Return the newest checkpoint of this training whose weights are not known to be non-finite, or None."""
         own = [path for path, mark in _checkpoints_in(self._run_dir).items() if mark not in self._of_others]
-        newest = newest_finite([*self._resumed_from, *own])
+        newest = get_newest_finite([*self._resumed_from, *own])
         return None if newest is None else Path(newest)
 
 
@@ -322,7 +322,7 @@ class SkippingHealthGuard(HealthGuard):
 
     def on_window_begin(self) -> None:
         """Copy the buffers that forward passes change."""
-        self._buffers = copied_buffers(self._model)
+        self._buffers = copy_buffers(self._model)
 
     def should_skip_step(self) -> bool:
         """Return whether the optimizer step is left out, by its losses and the norm of its gradients.
@@ -339,7 +339,7 @@ class SkippingHealthGuard(HealthGuard):
         if not has_bad_loss and (not norm.is_bad or is_left_to_scaling):
             self._accepted += readings
             return False
-        put_buffers_back(self._buffers)
+        restore_buffers(self._buffers)
         fault = _first(all_gather_object(self._fault(readings, weights_are_as_then=True)))
         if self.policy == "rollback":
             raise RollbackRequested(fault)
@@ -348,14 +348,14 @@ class SkippingHealthGuard(HealthGuard):
         self._warn(f"on_nonfinite='skip' leaves out this optimizer step. {fault.text}")
         return True
 
-    def roll_back(self, fault: Fault, steps_left: int) -> str:
+    def prepare_rollback(self, fault: Fault, steps_left: int) -> str:
         """Leave the window of a fault out from now on, and return the folder of the checkpoint to continue from.
 
         Raises:
             UnhealthyTrainingError: there is none, no step is left, or a rollback there does not help.
         """
         others = [Path(path).name for path, mark in _checkpoints_in(self._run_dir).items() if mark in self._of_others]
-        found = None if get_rank() else last_intact(self._run_dir, others) or newest_finite(self._resumed_from)
+        found = None if get_rank() else find_last_intact(self._run_dir, others) or get_newest_finite(self._resumed_from)
         folder = broadcast_object(found)
         if folder is None:
             raise self._error(fault, "on_nonfinite='rollback' has nowhere to go back to.")

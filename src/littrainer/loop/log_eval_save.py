@@ -13,7 +13,7 @@ from littrainer.arguments.choices import SaveStrategy
 from littrainer.distributed.collectives import get_world_size
 from littrainer.loop.loss import RunningLoss, mean_over_processes
 from littrainer.loop.out_of_memory import is_out_of_memory
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.overrides import find_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
 
 
-def logs_since_last(
+def collect_logs(
     loss: RunningLoss, running_sum: torch.Tensor, step: int, grad_norm: Any, learning_rate: float
 ) -> dict[str, float]:
     """Return what is logged of the steps since the last log, and sum from 0 again.
@@ -56,13 +56,13 @@ def logs_since_last(
     return logs
 
 
-def saves_in_background(args: TrainingArguments, instance: object) -> bool:
+def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
     """Return whether `async_save` is set and no method that writes checkpoints is overridden, which is a warning.
 
     Parameters:
         instance: the Trainer.
     """
-    overridden = own_methods(instance, WRITING_METHODS) if args.async_save else []
+    overridden = find_overrides(instance, WRITING_METHODS) if args.async_save else []
     if overridden:
         logger.warning(
             "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits for "
@@ -89,7 +89,7 @@ def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dic
         raise
 
 
-def remember_if_best(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
+def update_best_metric(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
     """Note an evaluation that beats the best one so far, and return whether it does."""
     if args.metric_for_best_model is None:
         return False

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, and how it is normalised over the window of its optimizer step."""
+"""The loss of a micro-batch, and how it is scale_for_accumulation over the window of its optimizer step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
-from littrainer.data.columns import accepted_columns, batch_without_names, first_sample, renaming
+from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, find_text
+from littrainer.data.columns import find_accepted_columns, make_unnamed_batch_error, read_first_sample, suggest_renaming
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
 from littrainer.distributed.collectives import gather_across_processes, get_world_size, reduce_across_processes
-from littrainer.model.facts import predicts_next_token, users_model
+from littrainer.model.facts import is_causal_lm, unwrap_user_model
 from littrainer.runtime.notes import add_note
 
 logger = logging.getLogger(__name__)
 
 # Set on an override that loses `num_items_in_batch`: its loss is the mean of its micro-batch, whatever the model does.
-RETURNS_THE_MEAN = "_returns_the_mean"
+MICRO_BATCH_MEAN_MARK = "_reduces_to_micro_batch_mean"
 
 
 class LossSettings(Protocol):
@@ -39,14 +39,14 @@ class LossSettings(Protocol):
     # Micro-batches in the current window.
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
-    # A LossHead (loop/loss_normalization.py): what the first window has shown of the model's loss.
-    _loss_head: Any
+    # A LossReduction (loop/loss_normalization.py): what the first window has shown of the model's loss.
+    _loss_reduction: Any
 
     def get_tp_size(self) -> int:
         """Processes that compute each layer together."""
 
 
-def loss_and_outputs(
+def compute_loss_and_outputs(
     settings: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
     """Run the model on a micro-batch; the loss is the model's, or that of `compute_loss_func` or of smoothed labels.
@@ -63,13 +63,13 @@ def loss_and_outputs(
         labels = inputs.pop("labels")
     elif settings.compute_loss_func is not None:
         labels = _labels_by_name(settings, inputs, model)
-    head = settings._loss_head
+    head = settings._loss_reduction
     # The loss is weighted below, so the model has to return the plain mean: it does not get the number.
     is_weighted = not head.divides and num_items_in_batch is not None
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     if not hasattr(inputs, "keys"):
-        raise batch_without_names(inputs, model)
+        raise make_unnamed_batch_error(inputs, model)
     if labels is not None and settings.compute_loss_func is None:
         return _smoothed_loss_and_outputs(settings.label_smoother, model, inputs, labels, num_items_in_batch)
     outputs = model(**inputs)
@@ -87,7 +87,7 @@ def _labels_by_name(settings: LossSettings, inputs: dict[str, Any], model: Any) 
     names = settings.label_names
     if not names or not all(name in inputs for name in names):
         return None
-    accepted = accepted_columns(model, [])
+    accepted = find_accepted_columns(model, [])
     found = tuple(inputs[name] if name in accepted else inputs.pop(name) for name in names)
     return found[0] if len(found) == 1 else found
 
@@ -95,10 +95,10 @@ def _labels_by_name(settings: LossSettings, inputs: dict[str, Any], model: Any) 
 def _smoothed_loss_and_outputs(
     smoother: Any, model: Any, inputs: dict[str, Any], labels: Any, num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
-    users = users_model(model)
+    users = unwrap_user_model(model)
     try:
         outputs = model(**inputs)
-        shifted = predicts_next_token(users)
+        shifted = is_causal_lm(users)
         return smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch), outputs
     except (RuntimeError, ValueError) as error:
         is_encoder_decoder = getattr(getattr(users, "config", None), "is_encoder_decoder", False)
@@ -129,7 +129,7 @@ def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str,
     hint = "Return the loss under the key 'loss' or as the first element of a tuple"
     missing = [name for name in settings.label_names if name not in inputs]
     if missing:
-        advice = _missing_labels(first_sample(settings, not model.training), missing[0], model)
+        advice = _missing_labels(read_first_sample(settings, not model.training), missing[0], model)
         hint = f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): {advice}"
     raise ValueError(
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
@@ -139,11 +139,11 @@ def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str,
 
 def _missing_labels(sample: dict[str, Any], name: str, model: Any) -> str:
     for label in filter(sample.__contains__, (name, *LABEL_NAMES)):
-        text = text_in(sample[label])
+        text = find_text(sample[label])
         if text is not None:
             return TEXT_LABELS.format(label, text)
         return f"{label!r} is None in the data" if sample[label] is None else f"data_collator leaves out {label!r}"
-    return renaming(name, sample, model) or "add labels to the dataset"
+    return suggest_renaming(name, sample, model) or "add labels to the dataset"
 
 
 def _described(value: Any) -> str:
@@ -154,7 +154,7 @@ def _described(value: Any) -> str:
     return f"{empty} {type(value).__name__}{shape}"
 
 
-def normalised(
+def scale_for_accumulation(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss as it goes into the backward pass.
@@ -164,25 +164,27 @@ def normalised(
     """
     is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
-        takes_number = settings.model_accepts_loss_kwargs or settings._loss_head.is_exact
+        takes_number = settings.model_accepts_loss_kwargs or settings._loss_reduction.is_exact
         by_model = takes_number and num_items_in_batch is not None
         is_divided = by_model or settings.compute_loss_func is not None
-        is_divided = is_divided and not returns_the_mean(settings)
+        is_divided = is_divided and not reduces_to_micro_batch_mean(settings)
     if loss is None:
-        raise no_loss_returned(loss, "compute_loss")
+        raise invalid_loss_error(loss, "compute_loss")
     micro_batches = settings.current_gradient_accumulation_steps
     # Dividing by 1 gives the same number, and takes two operations.
     return loss if is_divided or micro_batches == 1 else loss / micro_batches
 
 
-def returns_the_mean(settings: Any) -> bool:
+def reduces_to_micro_batch_mean(settings: Any) -> bool:
     """Return whether the loss comes from an override that knows nothing of the window of its optimizer step."""
     # A mock instead of a method has every attribute.
     of_loss, of_step = getattr(settings, "compute_loss", None), getattr(settings, "training_step", None)
-    return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
+    return (
+        getattr(of_loss, MICRO_BATCH_MEAN_MARK, None) is True or getattr(of_step, MICRO_BATCH_MEAN_MARK, None) is True
+    )
 
 
-def no_loss_returned(returned: Any, by: str) -> TypeError:
+def invalid_loss_error(returned: Any, by: str) -> TypeError:
     """The error for a method that returned something else than a loss.
 
     Parameters:
@@ -193,7 +195,7 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
 
 def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
-    head = settings._loss_head
+    head = settings._loss_reduction
     takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None or head.is_exact
     # A batch that is no mapping gets a proper error later.
     if not takes_number or not window or not hasattr(window[0], "keys"):
@@ -205,19 +207,19 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
         return None
     else:
         number = count_label_tokens(window, settings._loss_shifts_labels)
-    if isinstance(number, torch.Tensor) and averages_over_processes(settings):
+    if isinstance(number, torch.Tensor) and should_average_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
         number = reduce_across_processes(number.to(device)) / settings.get_tp_size()
     # A float, as in transformers: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def averages_over_processes(settings: LossSettings) -> bool:
+def should_average_over_processes(settings: LossSettings) -> bool:
     """Whether label tokens are counted over all processes, so that each token weighs the same in all of them."""
     return settings.args.world_size > 1 and settings.args.average_tokens_across_devices
 
 
-def scaled_for_mean_gradient(
+def scale_for_gradient_mean(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss, of which the mean of the processes' gradients is to be the gradient of their sum.
@@ -226,8 +228,8 @@ def scaled_for_mean_gradient(
     are.
     """
     takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
-    takes_number = takes_number or settings._loss_head.is_exact
-    if takes_number and num_items_in_batch is not None and averages_over_processes(settings):
+    takes_number = takes_number or settings._loss_reduction.is_exact
+    if takes_number and num_items_in_batch is not None and should_average_over_processes(settings):
         loss *= settings.args.world_size // settings.get_tp_size()
     return loss
 
@@ -338,7 +340,7 @@ class RunningLoss:
                 loss.dim() == 0 and loss.dtype is torch.float32 is self._sum.dtype and loss.device == self._sum.device
             )
         except AttributeError:
-            raise no_loss_returned(loss, "training_step or compute_loss") from None
+            raise invalid_loss_error(loss, "training_step or compute_loss") from None
         if not can_wait or filter_non_finite is not self._is_filtered or len(self._waiting) >= self.MAX_WAITING:
             self._add_waiting(reads=False)
             self._is_filtered = filter_non_finite
@@ -435,7 +437,7 @@ class LabelSmoother:
         return (1 - self.epsilon) * exact + self.epsilon * spread
 
 
-def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
+def make_label_smoother(model: nn.Module, factor: float) -> LabelSmoother | None:
     """What computes the smoothed loss of a model; None where labels are not smoothed.
 
     Several labels that are true at once have no probability to spread: a model for them trains unsmoothed, with a

@@ -16,15 +16,20 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import IGNORED_LABEL
 from littrainer.distributed.collectives import broadcast_object, gather_across_processes, get_rank
-from littrainer.loop.loss import LossSettings, averages_over_processes, loss_and_outputs, returns_the_mean
+from littrainer.loop.loss import (
+    LossSettings,
+    compute_loss_and_outputs,
+    reduces_to_micro_batch_mean,
+    should_average_over_processes,
+)
 from littrainer.loop.out_of_memory import is_out_of_memory
-from littrainer.loop.overrides import own_methods
-from littrainer.model.facts import base_model, users_model
+from littrainer.loop.overrides import find_overrides
+from littrainer.model.facts import base_model, unwrap_user_model
 from littrainer.runtime.nested_values import map_nested
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ INDEXING_OPERATORS = {"gather", "scatter", "scatter_add", "index_select", "index
 
 
 @dataclass(frozen=True)
-class LossHead:
+class LossReduction:
     """How the loss of a micro-batch is normalised over the window of its optimizer step.
 
     Parameters:
@@ -78,12 +83,12 @@ class LossHead:
         return torch.where(count > 0, loss * (count / number), torch.zeros_like(loss))
 
 
-UNKNOWN = LossHead(is_known=False)
+UNKNOWN = LossReduction(is_known=False)
 
 
-def find_loss_head(
+def detect_loss_reduction(
     settings: LossSettings, model: nn.Module, window: list[Any], device: torch.device, is_own: bool = False
-) -> LossHead:
+) -> LossReduction:
     """Find out how a head normalises its loss, and warn if its loss would depend on the layout of the batch.
 
     There are forward passes only if nothing else tells, and none with a loss function of the script's. Of the script's
@@ -100,15 +105,15 @@ def find_loss_head(
     if not window:
         return UNKNOWN
     args, is_exact = settings.args, settings.args.loss_normalization == EXACT
-    is_own = is_own or bool(own_methods(settings, ["compute_loss"]))
+    is_own = is_own or bool(find_overrides(settings, ["compute_loss"]))
     is_other = settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
     # An own `compute_loss` may call the one of the Trainer, whose loss is to be exact.
-    is_other = is_other or returns_the_mean(settings) or (is_own and not is_exact)
+    is_other = is_other or reduces_to_micro_batch_mean(settings) or (is_own and not is_exact)
     if is_other or not hasattr(window[0], "keys") or not (is_exact or len(window) > 1 or args.world_size > 1):
-        return LossHead(is_exact=is_exact)
-    base = base_model(users_model(model))
+        return LossReduction(is_exact=is_exact)
+    base = base_model(unwrap_user_model(model))
     if settings.model_accepts_loss_kwargs and "num_items_in_batch" in inspect.signature(base.forward).parameters:
-        return LossHead(is_exact=is_exact)
+        return LossReduction(is_exact=is_exact)
     head = _by_type(settings, model, window[0])
     can_be_tried, trial = _can_be_tried(model), functools.partial(_Trial, settings, model, window, head, device)
     if is_exact:
@@ -125,10 +130,10 @@ def find_loss_head(
         )
     if isinstance(window[0].get(head.label_name), torch.Tensor) and can_be_tried:
         trial().warn_of_layout()
-    return LossHead()
+    return LossReduction()
 
 
-def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | None) -> LossHead:
+def detect_split_reduction(settings: Any, inputs: Any, number: torch.Tensor | int | None) -> LossReduction:
     """Find out whether the loss of a micro-batch is the sum of those of its parts, or their mean by what counts.
 
     Its rows are run through the model and the script's `compute_loss`, without gradients, or as many of them as fit.
@@ -146,7 +151,7 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
     head = _by_type(settings, model, inputs)
     counts = head.counts(inputs)
     rows = counts.nonzero().flatten().tolist()
-    found: LossHead | None = UNKNOWN
+    found: LossReduction | None = UNKNOWN
     reason = "is neither a sum nor a mean over rows, as one that compares the rows of a batch"
     # What a forward pass computes in half precision may be returned in float32.
     is_half = args.bf16 or args.fp16 or args.tf32 or any(one.dtype in TOLERANCES for one in model.parameters())
@@ -166,15 +171,15 @@ def find_head_of_parts(settings: Any, inputs: Any, number: torch.Tensor | int | 
     found, reason = broadcast_object((found, reason))
     if found is None:
         raise ValueError(
-            f"auto_micro_batch cannot split a micro-batch of {type(users_model(model)).__name__}: its loss {reason}. "
+            f"auto_micro_batch cannot split a micro-batch of {type(unwrap_user_model(model)).__name__}: its loss {reason}. "
             "Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
         )
     return found
 
 
-def _by_type(settings: LossSettings, model: Any, inputs: Any) -> LossHead:
+def _by_type(settings: LossSettings, model: Any, inputs: Any) -> LossReduction:
     label_name = next((name for name in ("labels", *settings.label_names) if name in inputs), "labels")
-    base = base_model(users_model(model))
+    base = base_model(unwrap_user_model(model))
     code = getattr(inspect.unwrap(type(base).forward), "__code__", None)
     # Heads that hand further keywords to transformers' loss functions.
     divides = settings.model_accepts_loss_kwargs and "loss_function" in getattr(code, "co_names", ())
@@ -182,7 +187,7 @@ def _by_type(settings: LossSettings, model: Any, inputs: Any) -> LossHead:
     labels = inputs.get(label_name)
     has_rows_of_labels = isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point()
     unit = (LABELS, SHIFTED_LABELS)[settings._loss_shifts_labels] if has_rows_of_labels else SAMPLES
-    return LossHead(is_exact=True, divides=divides, unit=unit, label_name=label_name)
+    return LossReduction(is_exact=True, divides=divides, unit=unit, label_name=label_name)
 
 
 def _can_be_tried(model: Any) -> bool:
@@ -218,10 +223,12 @@ def _tried() -> Iterator[list[str]]:
 class _Trial:
     """Forward passes of one micro-batch, for a head of which type and shapes have told as much as they do."""
 
-    def __init__(self, settings: LossSettings, model: Any, window: list[Any], head: LossHead, device: torch.device):
-        self.settings, self.model, self.window, self.head = settings, users_model(model), window, head
+    def __init__(
+        self, settings: LossSettings, model: Any, window: list[Any], head: LossReduction, device: torch.device
+    ):
+        self.settings, self.model, self.window, self.head = settings, unwrap_user_model(model), window, head
         self.device = device
-        self.loss_of: Any = functools.partial(loss_and_outputs, settings)
+        self.loss_of: Any = functools.partial(compute_loss_and_outputs, settings)
         self.number: Any = None
         self.tolerance = TOLERANCE
         # A micro-batch without labels reveals nothing.
@@ -230,12 +237,12 @@ class _Trial:
             lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, dict(inputs)
         )
 
-    def outcome(self) -> LossHead:
+    def outcome(self) -> LossReduction:
         """Return what the loss is divided by already, or what it is a mean over."""
         head, name = self.head, type(self.model).__name__
         taken = "what it divides by num_items_in_batch" if head.divides else f"a mean over {head.unit}"
         reason = "is neither a mean over samples nor one over labels"
-        with _tried() as failures, model_left_as_found(self.model):
+        with _tried() as failures, preserve_model_state(self.model):
             is_divided = self._undivided_share() == 0
             unit = None if is_divided else self._unit()
             if is_divided or unit is not None:
@@ -252,16 +259,16 @@ class _Trial:
         counts, losses = self.head.counts(self.inputs), [0.0, 1.0]
         rows = [rows_of(self.inputs, len(counts), [int(counts.argmax())] * number) for number in (1, 2)]
         # `compute_loss` may fail outside of training, or call the Trainer's.
-        with _tried(), model_left_as_found(self.model), settings.session.tracked.paused():
+        with _tried(), preserve_model_state(self.model), settings.session.tracked.paused():
             self.loss_of = functools.partial(settings.compute_loss, return_outputs=True)
-            settings.session.loss_head = self.head
+            settings.session.loss_reduction = self.head
             losses = [self._loss(inputs, counts.sum().to(self.device))[0].item() for inputs in rows]
-            settings.session.loss_head = UNKNOWN
+            settings.session.loss_reduction = UNKNOWN
         return losses[0] != 0 and math.isclose(*losses, rel_tol=max(TOLERANCES.values()))
 
-    def of_parts(self) -> LossHead | None:
+    def of_parts(self) -> LossReduction | None:
         """Return how losses of parts make up that of the whole: None if they do not, unknown if it is 0 or nan."""
-        with model_left_as_found(self.model):
+        with preserve_model_state(self.model):
             loss, *losses = [self._loss(part)[0].item() for part in self._halves()]
             if loss == 0 or not math.isfinite(loss):
                 return UNKNOWN
@@ -272,14 +279,14 @@ class _Trial:
     def warn_of_layout(self) -> None:
         """Warn if the loss depends on the number of micro-batches or processes, or labels do not weigh the same."""
         settings, steps = self.settings, len(self.window)
-        processes = settings.args.world_size // settings.get_tp_size() if averages_over_processes(settings) else 1
+        processes = settings.args.world_size // settings.get_tp_size() if should_average_over_processes(settings) else 1
         ratios = {unit: self._ratio_of_counts(unit) for unit in (self.head.unit, SAMPLES)}
         # Answers to questions are not counted.
         takes_number = settings.model_accepts_loss_kwargs and self.head.label_name == "labels"
         factor = steps * processes if takes_number else 1
         share, unit = 0.0, None
         # A rare head fails in evaluation mode.
-        with _tried(), model_left_as_found(self.model):
+        with _tried(), preserve_model_state(self.model):
             share = self._undivided_share() if takes_number else 1.0
             if share and factor == 1 and max(ratios.values()) > 1:
                 unit = self._unit()
@@ -415,11 +422,11 @@ def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit
 
 
 @contextlib.contextmanager
-def model_left_as_found(model: nn.Module) -> Iterator[None]:
+def preserve_model_state(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, without gradients; put back modes, buffers and generators afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    states = capture_random_states()
+    states = get_rng_states()
     try:
         model.eval()
         with torch.no_grad():
@@ -429,4 +436,4 @@ def model_left_as_found(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for buffer, value in buffers:
             buffer.data.copy_(value)
-        set_random_states(states)
+        set_rng_states(states)

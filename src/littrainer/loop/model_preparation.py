@@ -29,14 +29,14 @@ LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 
 @contextmanager
-def model_prepared_for_training(trainer: Any) -> Iterator[None]:
+def prepare_model_for_training(trainer: Any) -> Iterator[None]:
     """Prepare the model as the arguments ask; the noise of NEFTune ends with the block, however it ends."""
     apply_liger_kernels(trainer.model, trainer.args)
     move_to_device(trainer)
     enable_activation_checkpointing(trainer.model, trainer.args)
     align_special_tokens(trainer.model, trainer.processing_class)
     watch_for_overflow(trainer.model, trainer.args)
-    with noisy_embeddings(trainer.model, trainer.neftune_noise_alpha) as trainer.session.neftune_hook_handle:
+    with add_embedding_noise(trainer.model, trainer.neftune_noise_alpha) as trainer.session.neftune_hook_handle:
         yield
 
 
@@ -105,7 +105,7 @@ def watch_for_overflow(model: nn.Module, args: TrainingArguments) -> None:
 
 
 @contextmanager
-def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[Any]:
+def add_embedding_noise(model: nn.Module, alpha: float | None) -> Iterator[Any]:
     """Add noise to what the model's input embeddings return in training mode, for the length of a block.
 
     Parameters:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from littrainer.arguments.rules import fitting_batch_sizes, settle_global_batch_size
+from littrainer.arguments.rules import apply_global_batch_size, list_valid_batch_sizes
 from littrainer.distributed.collectives import any_rank, barrier_with_timeout, raise_on_all_ranks
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ MAX_AGREED_STEPS = 100
 MAX_WAIT_FOR_FAILURES_S = 60
 
 
-class OutOfMemoryTogether(RuntimeError):
+class OutOfMemoryOnAnyRank(RuntimeError):
     """Memory ran out in a forward pass of some process, and all processes raise this."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error reports that memory ran out."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | OutOfMemoryTogether):
+    if isinstance(error, torch.cuda.OutOfMemoryError | OutOfMemoryOnAnyRank):
         return True
     is_plain = isinstance(error, RuntimeError) and len(error.args) == 1
     return is_plain and any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)
@@ -79,7 +79,7 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        is_agreed = args.world_size == 1 or isinstance(error, OutOfMemoryTogether)
+        is_agreed = args.world_size == 1 or isinstance(error, OutOfMemoryOnAnyRank)
         if not is_agreed and not barrier_with_timeout(MAX_WAIT_FOR_FAILURES_S):
             raise RuntimeError(
                 f"auto_find_batch_size: memory ran out in process {args.process_index}, outside of a forward pass "
@@ -93,7 +93,7 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def agree_on_failures(args: TrainingArguments, steps: int, is_trial: bool) -> Iterator[None]:
+def sync_forward_failures(args: TrainingArguments, steps: int, is_trial: bool) -> Iterator[None]:
     """Let all processes fail together in a forward pass, if training continues after the error.
 
     These are errors of memory in the first steps with a batch size that is searched for, and all errors in a trial of a
@@ -116,10 +116,10 @@ def agree_on_failures(args: TrainingArguments, steps: int, is_trial: bool) -> It
                 raise
             ran_out = True
         if searches_size and any_rank(ran_out):
-            raise OutOfMemoryTogether(f"{'This' if ran_out else 'Another'} process ran out of memory.")
+            raise OutOfMemoryOnAnyRank(f"{'This' if ran_out else 'Another'} process ran out of memory.")
 
 
-def train_with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result:
+def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Result:
     """Call `train` with smaller and smaller micro-batches until it does not run out of memory.
 
     Each try begins with the model and the optimizer as the one before left them. Without `auto_find_batch_size` there
@@ -139,7 +139,7 @@ def train_with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> 
     drop_training_objects(trainer)
     while session.train_batch_size > 0:
         size = session.train_batch_size
-        settle_global_batch_size(args, size)
+        apply_global_batch_size(args, size)
         if has_memory_for(args, lambda: results.append(train())):
             if size != first_size:
                 logger.warning(
@@ -150,7 +150,7 @@ def train_with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> 
             return results[0]
         session.train_batch_size = int(size * SHRINK_FACTOR)
         if args.global_batch_size is not None:
-            smaller = [divisor for divisor in fitting_batch_sizes(args) if divisor <= session.train_batch_size]
+            smaller = [divisor for divisor in list_valid_batch_sizes(args) if divisor <= session.train_batch_size]
             session.train_batch_size = max(smaller, default=0)
         if session.train_batch_size:
             logger.warning(

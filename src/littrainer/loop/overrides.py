@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from littrainer.loop.loss import RETURNS_THE_MEAN
+from littrainer.loop.loss import MICRO_BATCH_MEAN_MARK
 
 
 class Signature(NamedTuple):
@@ -42,7 +42,7 @@ IS_ADAPTED = "_takes_what_is_given_today"
 
 def accept_earlier_signatures(instance: object) -> None:
     """Let methods that were set on this Trainer, or on its class after that was made, be called as today."""
-    for name in own_methods(instance, SIGNATURES):
+    for name in find_overrides(instance, SIGNATURES):
         accept_earlier_signature(instance, name)
 
 
@@ -59,7 +59,7 @@ def accept_earlier_signature(holder: Any, name: str) -> None:
         return
     fewer = _with_fewer_parameters(method, missing)
     setattr(fewer, IS_ADAPTED, True)
-    setattr(fewer, RETURNS_THE_MEAN, "num_items_in_batch" in missing)
+    setattr(fewer, MICRO_BATCH_MEAN_MARK, "num_items_in_batch" in missing)
     setattr(holder, name, fewer)
     class_name = holder.__name__ if is_class else type(holder).__name__
     today = ", ".join(f"{parameter}=None" for parameter in missing)
@@ -110,7 +110,7 @@ Class = TypeVar("Class", bound=type)
 _OF_THE_PACKAGE: dict[str, list[Any]] = {}
 
 
-def of_the_package(cls: Class) -> Class:
+def register_package_class(cls: Class) -> Class:
     """Decorate a Trainer class of the package: what it, and its bases, have when it is made is no override."""
     for base in cls.__mro__:
         for name, member in vars(base).items():
@@ -118,7 +118,7 @@ def of_the_package(cls: Class) -> Class:
     return cls
 
 
-def own_methods(instance: object, names: Iterable[str]) -> list[str]:
+def find_overrides(instance: object, names: Iterable[str]) -> list[str]:
     """Return the named methods that this instance, its class or a class between that and ours overrides."""
     own, cls = [], type(instance)
     for name in names:
@@ -150,7 +150,7 @@ def refuse_ignored_overrides(instance: object) -> None:
     Raises:
         NotImplementedError: it has some; all are named, with what to override instead.
     """
-    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in own_methods(instance, NEVER_CALLED)]
+    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in find_overrides(instance, NEVER_CALLED)]
     if ignored:
         raise NotImplementedError(
             f"{type(instance).__name__} overrides what littrainer never calls: {'; '.join(ignored)}. Or run the script "

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from littrainer.data.collators import default_data_collator
-from littrainer.data.loaders import on_device
+from littrainer.data.loaders import move_batch
 from littrainer.data.packing import PackedCollator
-from littrainer.loop.loss_normalization import model_left_as_found
-from littrainer.model.facts import base_model, facts_about, predicts_next_token
+from littrainer.loop.loss_normalization import preserve_model_state
+from littrainer.model.facts import base_model, is_causal_lm, read_model_facts
 from littrainer.strategies.mixed_precision import HALF_TYPES
 
 TOKENS = 8
@@ -36,8 +36,8 @@ def check_packing(args: Any, model: nn.Module, called: nn.Module, loader: Any) -
     collate = getattr(loader, "collate_fn", None)
     if not isinstance(collate, PackedCollator):
         return
-    name, facts = type(base_model(model)).__name__, facts_about(model)
-    if not (facts.shifts_labels or predicts_next_token(model)):
+    name, facts = type(base_model(model)).__name__, read_model_facts(model)
+    if not (facts.shifts_labels or is_causal_lm(model)):
         raise _refusal(args, f"{name} is no causal language model, which predicts each token from those before it")
     if "position_ids" not in facts.forward_arguments:
         raise _refusal(args, f"{name}.forward takes no position_ids, which say where a document begins")
@@ -53,7 +53,7 @@ def check_packing(args: Any, model: nn.Module, called: nn.Module, loader: Any) -
 
     def logits(batch: dict[str, Any]) -> torch.Tensor:
         batch.pop("labels", None)
-        outputs = called(**on_device(batch, args.device, False))
+        outputs = called(**move_batch(batch, args.device, False))
         found = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         return found.float()
 
@@ -62,7 +62,7 @@ def check_packing(args: Any, model: nn.Module, called: nn.Module, loader: Any) -
         return logits(join(rows))[0, TOKENS : 2 * TOKENS]
 
     called = getattr(called, "_orig_mod", called)
-    with model_left_as_found(called):
+    with preserve_model_state(called):
         one, other, alone = behind(ids[0]), behind(ids[1]), logits({"input_ids": ids[2:]})[0]
     is_half = args.bf16 or args.fp16 or any(part.dtype in HALF_TYPES for part in model.parameters())
     largest, attention = float(alone.abs().max()), getattr(config, "_attn_implementation", None)

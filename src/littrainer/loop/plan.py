@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.data.limits import HasKeywords, development_batches, limited_number
+from littrainer.data.limits import KeywordSource, count_development_batches, get_batch_limit
 from littrainer.data.loaders import has_length
 from littrainer.data.stream_end import check_equal_lengths
 
@@ -41,7 +41,7 @@ class TrainingPlan(NamedTuple):
         """Whether the data is a stream of unknown length, of which only `max_steps` ends the training."""
         return self.num_train_epochs == sys.maxsize
 
-    def without_windows(self, number: int, args: TrainingArguments) -> TrainingPlan:
+    def skip_windows(self, number: int, args: TrainingArguments) -> TrainingPlan:
         """The plan of a training without so many optimizer steps' data, which reads further for `max_steps`."""
         if args.max_steps <= 0 or not number:
             return self._replace(max_steps=self.max_steps - number)
@@ -62,7 +62,7 @@ class TrainingPlan(NamedTuple):
 
 
 def plan_training(
-    source: HasKeywords, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]
+    source: KeywordSource, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]
 ) -> TrainingPlan:
     """Return the plan for a loader under `max_steps`, or `num_train_epochs` if that is not set.
 
@@ -79,8 +79,8 @@ def plan_training(
     accumulation, batch_size = args.gradient_accumulation_steps, samples_per_step
     check_equal_lengths(loader, "training data")
     # Of each epoch; the last batches of the data are not read.
-    limit = limited_number(source, "training", loader)
-    is_trial = development_batches(source) > 0
+    limit = get_batch_limit(source, "training", loader)
+    is_trial = count_development_batches(source) > 0
     num_train_samples: float
     length = len(loader) if has_length(loader) else None
     if length is None and args.max_steps <= 0:
@@ -88,7 +88,7 @@ def plan_training(
             "The length of the training data is not known, so neither is the number of optimizer steps: set max_steps."
         )
     if length == 0:
-        raise ValueError(why_empty(args, loader))
+        raise ValueError(describe_empty_loader(args, loader))
     wanted = args.max_steps * accumulation if length is None else length
     micro_batches = wanted if limit is None else min(wanted, limit)
     steps_per_epoch = math.ceil(micro_batches / accumulation)
@@ -125,7 +125,7 @@ def plan_training(
     )
 
 
-def why_empty(args: TrainingArguments, loader: Any) -> str:
+def describe_empty_loader(args: TrainingArguments, loader: Any) -> str:
     """What to say of a training loader without a batch."""
     samples = len(loader.dataset) if has_length(getattr(loader, "dataset", None)) else 0
     if samples and args.dataloader_drop_last:

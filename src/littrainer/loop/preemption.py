@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.layout import checkpoint_folder, checkpoint_step
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.workers import set_handled_signals
 from littrainer.distributed.collectives import all_reduce_max, connect_hosts
 from littrainer.distributed.environment import COMMAND, is_launched
 from littrainer.loop.step_policy import StepPolicy
 from littrainer.redirection.redirect import is_installed
-from littrainer.runtime.tracebacks import print_instead, shows_everything
+from littrainer.runtime.tracebacks import print_instead, should_show_full_tracebacks
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -44,7 +44,7 @@ INTERRUPTED_EVALUATION = "EvaluationBrokenOff"
 OPTION = "--resume_from_checkpoint"
 
 
-def listed_callbacks(trainer: Any) -> list[Any]:
+def make_jit_checkpoint_callbacks(trainer: Any) -> list[Any]:
     """Return transformers' callback for `enable_jit_checkpoint` if the redirection is on, so that scripts find it.
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
@@ -85,7 +85,7 @@ class Preemption(StepPolicy):
         self._evaluation_is_due = False
 
     @classmethod
-    def for_arguments(cls, args: TrainingArguments) -> Preemption:
+    def create(cls, args: TrainingArguments) -> Preemption:
         """The one that `enable_jit_checkpoint` and `jit_checkpoint_signals` ask for.
 
         Raises:
@@ -136,9 +136,9 @@ class Preemption(StepPolicy):
             if number:
                 self.agreed = signal.Signals(number)
 
-    def on_step_end(self, state: TrainerState, control: TrainerControl, ends_epoch: bool) -> None:
+    def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
         """Let the processes agree on a signal; at an epoch's last step they do so when the epoch ends."""
-        if not ends_epoch:
+        if not is_epoch_end:
             self.agree()
 
     @contextmanager
@@ -147,18 +147,18 @@ class Preemption(StepPolicy):
         if not self.signals:
             yield
             return
-        random_states, entries = capture_random_states(), len(state.log_history)
+        random_states, entries = get_rng_states(), len(state.log_history)
         self._can_interrupt = True
         try:
             yield
         except EvaluationInterrupted:
-            set_random_states(random_states)
+            set_rng_states(random_states)
             del state.log_history[entries:]
             self._evaluation_is_due = True
         finally:
             self._can_interrupt = False
 
-    def interrupt_evaluation_if_asked(self) -> None:
+    def raise_if_preempted(self) -> None:
         """Called before each batch of an evaluation.
 
         Raises:
@@ -169,7 +169,7 @@ class Preemption(StepPolicy):
             if self.agreed is not None:
                 raise EvaluationInterrupted
 
-    def save_and_stop_if_asked(self, state: TrainerState, control: TrainerControl) -> None:
+    def request_save_and_stop(self, state: TrainerState, control: TrainerControl) -> None:
         """After a step was logged and evaluated: ask for its checkpoint, once, and for the end of training."""
         if self.agreed is None:
             return
@@ -199,7 +199,7 @@ def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
 
 
 @contextmanager
-def reported_interruption(args: TrainingArguments, state: Callable[[], TrainerState]) -> Iterator[None]:
+def report_ctrl_c(args: TrainingArguments, state: Callable[[], TrainerState]) -> Iterator[None]:
     """While a training runs: let a Ctrl-C that ends the program be reported in two lines.
 
     Parameters:
@@ -208,12 +208,12 @@ def reported_interruption(args: TrainingArguments, state: Callable[[], TrainerSt
     try:
         yield
     except KeyboardInterrupt as error:
-        if not shows_everything():
-            print_instead(error, report_interruption(args, state()) if args.process_index == 0 else [])
+        if not should_show_full_tracebacks():
+            print_instead(error, describe_interruption(args, state()) if args.process_index == 0 else [])
         raise
 
 
-def report_interruption(args: TrainingArguments, state: TrainerState) -> list[str]:
+def describe_interruption(args: TrainingArguments, state: TrainerState) -> list[str]:
     """Return two lines: the step with the last checkpoint, and how to resume."""
     steps = [checkpoint_step(path) for path in Path(args.output_dir).glob("*")]
     # An earlier training may have left later ones.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.packing import tokens_in_documents
+from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import sum_across_processes
 from littrainer.loop.out_of_memory import free_memory
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -78,10 +78,10 @@ def save_metrics(output_dir: str, split: str, metrics: dict[str, Any], combined:
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}_results.json"
-    write_whole(path, _as_json(path, metrics))
+    write_atomically(path, _as_json(path, metrics))
     if combined:
         path = folder / "all_results.json"
-        write_whole(path, _as_json(path, {**_known_results(path), **metrics}))
+        write_atomically(path, _as_json(path, {**_known_results(path), **metrics}))
 
 
 def _as_json(path: Path, metrics: dict[str, Any]) -> str:
@@ -138,7 +138,7 @@ class MemoryReport:
         self._process: Any = _this_process() if is_wanted else None
 
     @contextmanager
-    def measuring(self, stage: str) -> Iterator[None]:
+    def measure(self, stage: str) -> Iterator[None]:
         """Measure a block; `stop()` within it ends the stage and reports, an error ends it without a report."""
         began = self.start(stage)
         try:
@@ -266,7 +266,7 @@ class InputTokenCounter:
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())
             if args.pack_to_length is not None and "position_ids" in inputs:
-                return int(tokens_in_documents(inputs["position_ids"]))
+                return int(count_document_tokens(inputs["position_ids"]))
             padding = getattr(processing_class, "pad_token_id", None)
             if padding is not None:
                 return int((token_ids != padding).sum())

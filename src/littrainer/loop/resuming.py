@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
+from littrainer.callbacks.lightning_states import collect_lightning_additions, collect_lightning_states
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
-from littrainer.checkpoint.reader import processes_that_wrote
+from littrainer.checkpoint.reader import read_world_size
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.loaders import has_length
 from littrainer.data.resume.position import DataPosition, LayoutChange, describe_sizes, find_changed_sizes
 from littrainer.data.resume.progress import is_stateful
 from littrainer.data.resume.skipping import (
-    copy_with_parts,
+    build_skipping_attributes,
+    copy_with_attributes,
     count_stream_shards,
     global_batch_size,
-    parts_after_rows,
 )
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.runtime.lazy_isinstance import is_a
@@ -109,17 +109,17 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         data = run.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
     return {
         "version": RECORD_VERSION,
-        "position": position.to_saved(*POSITION_FIELDS),
+        "position": position.dump_fields(*POSITION_FIELDS),
         "sizes": training.sizes,
-        "arguments": compared_arguments(trainer.args),
+        "arguments": get_compared_arguments(trainer.args),
         "rank": trainer.args.process_index,
         "data": data,
         "steps_ahead": run.steps_ahead,
-        "lightning_callbacks": states_of_lightning_callbacks(trainer.lightning_module),
-        "schedule_is_replaced": trainer.schedule_is_replaced,
+        "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
+        "is_schedule_overridden": trainer.is_schedule_overridden,
         **run.step.health.record(),
         **({} if run.step.splitter is None else {"fitting_elements": run.step.splitter.max_elements}),
-        "lightning_additions": additions_of_lightning_callbacks(trainer.lightning_module, trainer.state.global_step),
+        "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
     }
 
 
@@ -173,7 +173,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
     if record is None or training.args.ignore_data_skip or is_other_kind:
         return counted
     changed, data = set(training.find_changed_sizes(record)), record["data"]
-    position = DataPosition.from_saved({**record["position"], "data": data})
+    position = DataPosition.load_fields({**record["position"], "data": data})
     if changed <= {"num_examples"}:
         return replace(position, surplus_steps=record.get("steps_ahead", 0))
     if "world_size" in changed:
@@ -205,8 +205,8 @@ def _move_by_rows(
     # Lightning's limits may leave batches out.
     if rows is None or size is None or (has_length(loader) and len(loader) != length):
         return None
-    parts, number = parts_after_rows(loader, rows), sum(rows)
-    later = None if parts is None else copy_with_parts(loader, parts)
+    parts, number = build_skipping_attributes(loader, rows), sum(rows)
+    later = None if parts is None else copy_with_attributes(loader, parts)
     has_state = is_stateful(loader) and data.get("loader") is not None and not are_other_processes
     if later is None and not (has_state and data["num_workers"] == getattr(loader, "num_workers", 0)):
         return None
@@ -263,7 +263,7 @@ def warn_of_differences(
 
 def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
     """Return a line for each argument that differs, in the words that scripts look for."""
-    now, state = compared_arguments(training.args), training.state
+    now, state = get_compared_arguments(training.args), training.state
     then = {} if record is None else record["arguments"]
     # The value now, the earlier one, and the file that has it.
     compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
@@ -300,13 +300,13 @@ def _other_data(
             f"The workers read the stream in {shards} parts ({len(rows)}), so rows may be trained twice or left out: "
             "set dataloader_num_workers to what it was."
         )
-    if (processes := processes_that_wrote(checkpoint)) != args.world_size:
+    if (processes := read_world_size(checkpoint)) != args.world_size:
         numbers = f"There are now {args.world_size} processes ({processes}). " if record is None else ""
         sentences.append(f"{numbers}Random numbers go on from the seed, since each process has its own.")
     return sentences
 
 
-def compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+def get_compared_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Return the arguments that a resumed training compares with its own, as plain values."""
     compared = {}
     for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT):

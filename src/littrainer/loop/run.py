@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.rules import check_health_arguments
+from littrainer.arguments.rules import check_nonfinite_arguments
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.resume.position import DataPosition
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks
 from littrainer.evaluation.results import TrainOutput, speed_metrics
@@ -35,10 +35,10 @@ from littrainer.loop.resuming import (
     warn_of_differences,
 )
 from littrainer.loop.step import TrainingStep
-from littrainer.model.traversal import clear_gradients, parameters_of
+from littrainer.model.traversal import clear_gradients, list_parameters
 from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
-from littrainer.optim.schedules import leave_added_groups_alone, move_schedule
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.optim.schedules import cover_added_groups, set_schedule_step
+from littrainer.runtime.weak_attributes import weak_property
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class TrainingRun:
         ignore_keys_for_eval: model outputs that evaluations leave out.
     """
 
-    trainer = held_weakly("_trainer")
+    trainer = weak_property("_trainer")
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class TrainingRun:
             accumulation=accumulation,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
-            should_stop=self.step.ends_epoch,
+            should_stop=self.step.should_end_epoch,
             left_out=self.step.health.left_out,
-            length_is_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
+            is_length_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
-        self.windows.enter_part = self.step.speed.enter
+        self.windows.enter_section = self.step.speed.enter
         self.first_epoch = 0
         self.epoch = 0
         self.is_between_epochs = True
@@ -99,7 +99,7 @@ class TrainingRun:
         # RNG states for the first step, if they differ from the checkpoint's.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
-        trainer.session.optimization.schedule_is_replaced = False
+        trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_keep: list[float] | None = None
         self._hyperparameters_changed = False
         # Extra optimizer steps taken before the resume, because the global batch was smaller then.
@@ -136,8 +136,8 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
-        plan = self.plan = self.plan.without_windows(len(self.step.health.left_out), trainer.args)
-        self.windows.lengthen(plan.micro_batches_per_epoch)
+        plan = self.plan = self.plan.skip_windows(len(self.step.health.left_out), trainer.args)
+        self.windows.set_epoch_length(plan.micro_batches_per_epoch)
         drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
         if self.checkpoint is not None and self.trial is not None:
@@ -201,26 +201,26 @@ class TrainingRun:
         """The place in the data at which a training that resumes from here goes on."""
         if self.resumed_at is not None:
             return self.resumed_at
-        is_over = self.windows.epoch_is_complete or self.trainer.control.should_epoch_stop
+        is_over = self.windows.is_epoch_complete or self.trainer.control.should_epoch_stop
         if self.is_between_epochs and is_over:
             return DataPosition(self.epoch + 1)
         return DataPosition(self.epoch, self.windows.micro_batches_done, epoch_end_is_due=is_over)
 
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
-            set_random_states(self._random_states)
+            set_rng_states(self._random_states)
         elif self.record is None or self.record["sizes"]["world_size"] == self.trainer.args.world_size:
             self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
-    def epochs_left(self) -> int:
+    def remaining_epochs(self) -> int:
         """Epochs from the one that begins next to the planned end."""
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
     def announce(self) -> None:
         """Log the length of the training at level info, in the lines that transformers logs."""
         trainer, args, plan = self.trainer, self.trainer.args, self.plan
-        trained = [parameter for parameter in parameters_of(trainer.model) if parameter.requires_grad]
+        trained = [parameter for parameter in list_parameters(trainer.model) if parameter.requires_grad]
         # A parameter that DeepSpeed has sharded has its full size in an attribute.
         numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         logger.info("***** Running training *****")
@@ -258,10 +258,10 @@ class TrainingRun:
                 trainer._load_scaler(self._checkpoint_name)
                 if asked_for is not None:
                     rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
-                    asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
+                    asked_for.apply_to(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
             if self._is_other_layout:
-                move_schedule(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
-            if (self.record or {}).get("schedule_is_replaced"):
+                set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
+            if (self.record or {}).get("is_schedule_overridden"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -270,7 +270,7 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         session, state, health = trainer.session, trainer.state, self.step.health
-        check_health_arguments(trainer.args, trainer.optimizer)
+        check_nonfinite_arguments(trainer.args, trainer.optimizer)
         session.loss = RunningLoss(trainer.args.device, state.global_step, health.values)
         if health.rollback_counts:
             # Metrics are about the whole call of `train()`, as far as it counts.
@@ -307,7 +307,7 @@ class TrainingRun:
         for name, value in switches.items():
             setattr(self.trainer.control, name, value)
         self.step.log_evaluate_save()
-        self._random_states = capture_random_states()
+        self._random_states = get_rng_states()
 
     def _finish_interrupted_epoch(self) -> None:
         # The checkpoint was written at the last step of an epoch, before what is done at its end.
@@ -317,7 +317,7 @@ class TrainingRun:
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         self.resumed_at = DataPosition(self.first_epoch)
         self.step.log_evaluate_save()
-        self._random_states = capture_random_states()
+        self._random_states = get_rng_states()
 
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
         """Make optimizer and schedule for the length of this training."""
@@ -364,8 +364,8 @@ class TrainingRun:
     def note_schedule(self, schedules: list[Any]) -> None:
         """Learn what callbacks did to the schedule: put another one in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
-        leave_added_groups_alone(schedule)
-        self.trainer.session.optimization.schedule_is_replaced = bool(schedules) and all(
+        cover_added_groups(schedule)
+        self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and all(
             one is not schedule for one in schedules
         )
         if self._rates_to_keep is not None:
@@ -382,7 +382,7 @@ class TrainingRun:
     def end_epoch(self) -> None:
         """The epoch's data has ended, or a callback ended it."""
         trainer = self.trainer
-        seen, wanted = self.windows.micro_batches_seen, self.windows.accumulation
+        seen, wanted = self.windows.micro_batches_read, self.windows.accumulation
         asked_to_stop = trainer.control.should_epoch_stop or trainer.control.should_training_stop
         if 0 < seen < min(wanted, self.plan.micro_batches_per_epoch) and not asked_to_stop:
             raise ValueError(

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.process import matmul_precision
-from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, advice_on
-from littrainer.data.loaders import first_dimension
-from littrainer.data.packing import tokens_in_documents
+from littrainer.arguments.process import get_matmul_precision
+from littrainer.callbacks.log_history import SPEED_PREFIX, TIME_PARTS, suggest_speedup
+from littrainer.data.loaders import find_batch_size
+from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import gather_across_processes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Of a GPU, that wait to be looked at.
-MOST_EVENTS = 4096
+MAX_EVENTS = 4096
 # Word in a GPU's name -> its most operations a second on dense matrices, by its data sheet: 16 bits, TF32, float32.
 PEAKS: dict[str, tuple[float, float, float]] = {
     "B200": (2250e12, 1100e12, 75e12),
@@ -45,7 +45,7 @@ PEAKS: dict[str, tuple[float, float, float]] = {
 def peak_of(device: torch.device, is_half: bool) -> float | None:
     """Return the most operations a second that a device can do, in 16 bits or not; None if that is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    kind = 0 if is_half else 1 if matmul_precision() in ("high", "medium", "tf32") else 2
+    kind = 0 if is_half else 1 if get_matmul_precision() in ("high", "medium", "tf32") else 2
     return next((peaks[kind] for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
@@ -138,7 +138,7 @@ class SpeedLog:
             self._idle_events.append(event)
         del self._events[: max(done - 1, 0)]
         if not self._idle_events:
-            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MOST_EVENTS)]
+            self._idle_events = [torch.cuda.Event(enable_timing=True) for _ in range(MAX_EVENTS)]
 
     def count(self, window: list[Any]) -> None:
         """Count samples and tokens of micro-batches, without reading them."""
@@ -148,14 +148,14 @@ class SpeedLog:
             fields = fields if type(fields) is dict else {}
             first: Any = next(iter(fields.values()), None)
             is_plain = isinstance(first, torch.Tensor) and first.dim()
-            self._samples += first.shape[0] if is_plain else first_dimension(inputs) or 0
+            self._samples += first.shape[0] if is_plain else find_batch_size(inputs) or 0
             tokens = fields.get(self._main_input)
             if not isinstance(tokens, torch.Tensor) or tokens.dtype.is_floating_point:
                 continue
             self._tokens += tokens.numel()
             mask = fields.get("attention_mask")
             if self._args.pack_to_length is not None and "position_ids" in fields:
-                real = tokens_in_documents(fields["position_ids"])
+                real = count_document_tokens(fields["position_ids"])
             elif mask is not None and mask.shape == tokens.shape:
                 real = mask.sum(dtype=torch.long)
             elif self._padding_id is not None:
@@ -230,7 +230,7 @@ class SpeedLog:
 
     def _advise(self) -> None:
         if self._advice is None and self._args.process_index == 0:
-            self._advice = advice_on(self._described(self._without_first()))
+            self._advice = suggest_speedup(self._described(self._without_first()))
             if self._advice is not None:
                 logger.warning("%s.", self._advice)
 

@@ -4,7 +4,7 @@ Lightning's own loop and the fast one call these methods at the same moments, in
 
     draw                the micro-batches of a window, and the count of their label tokens, for data/windows.py
     begin_micro_batch   on_step_begin, at the first micro-batch of a window
-    loss_of             forward pass of a micro-batch; `loss.normalised` divides the loss. The backward pass follows
+    forward_micro_batch             forward pass of a micro-batch; `loss.scale_for_accumulation` divides the loss. The backward pass follows
                         (lightning_adapter/module.py), unless a subclass has its own `training_step`, which does it too
     update              at the last micro-batch: `clip` the gradients, on_pre_optimizer_step, then the optimizer steps
                         (from `clip` on Ctrl-C waits), `after_optimizer_step`, and the schedule steps
@@ -28,13 +28,13 @@ from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.collectives import SynchronizedFlags
 from littrainer.loop.batch_errors import note_batch
 from littrainer.loop.clock import Clock
-from littrainer.loop.fitting_micro_batches import MicroBatchSplitter
 from littrainer.loop.health import LABELS, LOSS, MAX_UNREAD, NORM, RollbackRequested
-from littrainer.loop.loss_normalization import find_loss_head
-from littrainer.loop.overrides import own_methods
+from littrainer.loop.loss_normalization import detect_loss_reduction
+from littrainer.loop.micro_batch_splitter import OomMicroBatchSplitter
+from littrainer.loop.overrides import find_overrides
 from littrainer.loop.step_policy import MOMENTS, StepPolicy
 from littrainer.model.traversal import clear_gradients
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.runtime.weak_attributes import weak_property
 
 if TYPE_CHECKING:
     from littrainer.loop.run import TrainingRun
@@ -57,11 +57,11 @@ class TrainingStep:
         speed: counts where the time goes, with `log_speed`.
         splitter: runs forward and backward passes in what fits into memory; None without `auto_micro_batch`.
         on_step_done: called once, when what is due at the optimizer step is done.
-        is_refused: whether a policy leaves the current optimizer step out.
+        is_step_skipped: whether a policy leaves the current optimizer step out.
     """
 
-    run = held_weakly("_run")
-    trainer = held_weakly("_trainer")
+    run = weak_property("_run")
+    trainer = weak_property("_trainer")
 
     def __init__(self, run: TrainingRun):
         trainer = run.trainer
@@ -70,12 +70,12 @@ class TrainingStep:
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
         self.on_step_done: Callable[[], None] | None = None
-        self.is_refused = False
+        self.is_step_skipped = False
         # Optimizer step, counted from 1, and of its first micro-batch the epoch and the number there, from 0.
         self._window = (1, 0, 0)
         self._labels_drawn: torch.Tensor | None = None
         self.health, self.speed = session.health, session.speed
-        self.splitter = MicroBatchSplitter(trainer) if args.auto_micro_batch else None
+        self.splitter = OomMicroBatchSplitter(trainer) if args.auto_micro_batch else None
         self._flags = SynchronizedFlags(CONTROL_FLAGS, args.world_size) if args.world_size > 1 else None
         is_first = args.process_index == 0
         self.clock = Clock(args, run.folder, session.began, session.run is None, self._flags) if is_first else None
@@ -96,15 +96,17 @@ class TrainingStep:
         drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
         speed.enter("other")
         speed.count(drawn[0])
-        if not trainer.session.loss_head.is_known:
-            trainer.session.loss_head = find_loss_head(trainer, trainer.model_wrapped, drawn[0], self._device)
+        if not trainer.session.loss_reduction.is_known:
+            trainer.session.loss_reduction = detect_loss_reduction(
+                trainer, trainer.model_wrapped, drawn[0], self._device
+            )
         window, number = drawn
         if number is None and window and hasattr(window[0], "get") and getattr(window[0].get("labels"), "ndim", 0) > 1:
             number = count_label_tokens(window, labels_are_shifted=False)
         self._labels_drawn = number.to(self._device) if isinstance(number, torch.Tensor) else None
         return drawn
 
-    def ends_epoch(self) -> bool:
+    def should_end_epoch(self) -> bool:
         """Whether a callback has asked for the end of the epoch or the training; asked after each micro-batch."""
         control = self.trainer.control
         return bool(control.should_epoch_stop or control.should_training_stop)
@@ -114,14 +116,14 @@ class TrainingStep:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
-            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_seen - 1)
+            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_read - 1)
             if self._labels_drawn is not None:
                 self.health.unread.append((LABELS, self._window, self._labels_drawn))
             for act in self._at_window_begin:
                 act()
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
-    def loss_of(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
+    def forward_micro_batch(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
         """Forward pass: the loss as it goes into the backward pass, which with `auto_micro_batch` is done too.
 
         Parameters:
@@ -135,14 +137,14 @@ class TrainingStep:
             if self.splitter is None:
                 loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
             else:
-                loss = self.splitter.loss_of(micro_batch, forward)
+                loss = self.splitter.forward_micro_batch(micro_batch, forward)
             kept = trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
             trainer.session.flos += float(trainer.floating_point_ops(inputs))
             trainer._track_num_input_tokens(inputs)
         except Exception as error:
             note_batch(error, trainer, "with a batch", inputs)
             raise
-        place = (*self._window[:2], self.run.windows.micro_batches_seen - 1)
+        place = (*self._window[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, place, kept))
         speed.enter("backward")
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
@@ -165,7 +167,7 @@ class TrainingStep:
         self.health.unread.append((NORM, self._window, self.grad_norm))
         if self._at_gradients:
             try:
-                self.is_refused = any(act() for act in self._at_gradients)
+                self.is_step_skipped = any(act() for act in self._at_gradients)
             except RollbackRequested:
                 trainer.session.lightning.end_without_callbacks()
                 raise
@@ -213,7 +215,7 @@ class TrainingStep:
         pending = self.trainer.session.checkpoints.pending
         is_written = pending is not None and pending.writing.done()
         if self._flags is not None:
-            is_written = self._flags.settle(self.trainer.control, flags, is_written)
+            is_written = self._flags.sync(self.trainer.control, flags, is_written)
         if is_written and pending is not None and flags is CONTROL_FLAGS:
             # In all processes at once. Callbacks that are notified of it may raise flags.
             self.trainer.session.checkpoints.wait()
@@ -256,7 +258,7 @@ class TrainingStep:
 
     @functools.cached_property
     def _overrides_log_save_evaluate(self) -> bool:
-        return bool(own_methods(self.trainer, ["_maybe_log_save_evaluate"]))
+        return bool(find_overrides(self.trainer, ["_maybe_log_save_evaluate"]))
 
     def run_step_done_callback(self) -> None:
         """Call `on_step_done`, once."""

@@ -22,7 +22,7 @@ class StepPolicy:
         """Return whether the optimizer leaves this step out; gradients are complete and clipped."""
         return False
 
-    def on_step_end(self, state: TrainerState, control: TrainerControl, ends_epoch: bool) -> None:
+    def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
         """Raise flags of the control; the step is counted, and all processes agree on the flags next."""
 
 

@@ -79,7 +79,7 @@ _of_training: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the
 
 
 @contextmanager
-def tracked_by(means: TrackedMeans) -> Iterator[None]:
+def collect_tracked_values(means: TrackedMeans) -> Iterator[None]:
     """Let `track` add to these means."""
     token = _of_training.set(means)
     try:

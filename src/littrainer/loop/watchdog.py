@@ -18,18 +18,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.atomic_write import UNFINISHED_DIR
+from littrainer.checkpoint.atomic_write import STAGING_DIR
 from littrainer.checkpoint.layout import STACKS_NAME
-from littrainer.data.workers import reading_workers
+from littrainer.data.workers import list_loader_workers
 from littrainer.distributed.collectives import describe_last_collective, is_distributed
-from littrainer.distributed.environment import hang_timeout, reports_folder
+from littrainer.distributed.environment import get_hang_timeout, get_reports_folder
 from littrainer.distributed.failures import (
-    HEARTBEAT,
+    HEARTBEAT_FILE,
     HangError,
     dump_all_stacks,
-    note_step_of_error,
     open_stacks,
     report_error,
+    set_step_of_error,
 )
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
     from littrainer.loop.run import TrainingRun
 
-LONGEST_BETWEEN_LOOKS = 1.0
+MAX_CHECK_INTERVAL_S = 1.0
 # In which the other processes find out too, and print where they stand.
-SECONDS_FOR_OTHERS = 3.0
+PEER_REPORT_TIMEOUT_S = 3.0
 # In which the main thread may end the training, after each of two interruptions.
-SECONDS_TO_END = 5.0
+EXIT_TIMEOUT_S = 5.0
 
 
 class Watchdog(AbstractContextManager["Watchdog"]):
@@ -63,7 +63,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         state: Callable[[], TrainerState],
         looked_at: Callable[[], tuple[TrainingRun | None, Any]],
     ):
-        self.seconds = hang_timeout(args)
+        self.seconds = get_hang_timeout(args)
         self._args, self._state, self._looked_at = args, state, looked_at
         # An override may take long, and is not to be called by this thread at each look.
         self._folder_of = functools.lru_cache(maxsize=1)(lambda run: run.folder)
@@ -71,8 +71,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._error: HangError | None = None
         self._run: TrainingRun | None = None
         self._earlier_handler: Any = None
-        folder = reports_folder()
-        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT}-{os.getpid()}"
+        folder = get_reports_folder()
+        self._heartbeat = None if folder is None else folder / f"{HEARTBEAT_FILE}-{os.getpid()}"
 
     def __enter__(self) -> Watchdog:
         if self.seconds:
@@ -90,7 +90,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._is_over.set()
         try:
             # It may be printing: loader processes that it ends make an error come up here.
-            self._thread.join(SECONDS_FOR_OTHERS + SECONDS_TO_END)
+            self._thread.join(PEER_REPORT_TIMEOUT_S + EXIT_TIMEOUT_S)
         finally:
             if signal.getsignal(signal.SIGINT) == self._interrupted:
                 signal.signal(signal.SIGINT, self._earlier_handler or signal.SIG_DFL)
@@ -112,7 +112,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _watch(self) -> None:
         seen, since = None, time.monotonic()
-        while not self._wait_for_end(min(LONGEST_BETWEEN_LOOKS, self.seconds / 4)):
+        while not self._wait_for_end(min(MAX_CHECK_INTERVAL_S, self.seconds / 4)):
             found = self._progress()
             if found is None or found != seen:
                 seen, since = found, time.monotonic()
@@ -128,8 +128,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
     def _wait_for_end(self, seconds: float) -> bool:
         """Return whether the block is left within this time, in which the heartbeat goes on."""
         self._touch_heartbeat()
-        while seconds > 0 and not self._is_over.wait(min(LONGEST_BETWEEN_LOOKS, seconds)):
-            seconds -= LONGEST_BETWEEN_LOOKS
+        while seconds > 0 and not self._is_over.wait(min(MAX_CHECK_INTERVAL_S, seconds)):
+            seconds -= MAX_CHECK_INTERVAL_S
             self._touch_heartbeat()
         return self._is_over.is_set()
 
@@ -141,8 +141,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         files = []
         with suppress(OSError):
             # What a save has written grows.
-            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), UNFINISHED_DIR).rglob("*")]
-        batches = run.windows.micro_batches_seen, run.windows.progress.batches_skipped
+            files = [(path, path.stat().st_size) for path in Path(self._folder_of(run), STAGING_DIR).rglob("*")]
+        batches = run.windows.micro_batches_read, run.windows.progress.batches_skipped
         return self._state().global_step, batches, None if evaluation is None else evaluation.batches_done, files
 
     def _end(self) -> None:
@@ -154,15 +154,15 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             f"Training has not moved for {self.seconds:g} s (hang_timeout), {where}. The stacks of its threads are "
             "above. If a step, a batch of an evaluation, its metrics or a save may take longer, raise hang_timeout."
         )
-        note_step_of_error(self._error, state.global_step)
+        set_step_of_error(self._error, state.global_step)
         self._print_stacks(where)
         if is_distributed():
-            self._wait_for_end(SECONDS_FOR_OTHERS)
+            self._wait_for_end(PEER_REPORT_TIMEOUT_S)
         # The first interruption may have to wait, as Ctrl-C does while an optimizer steps.
         for _ in range(2):
             if self._earlier_handler is not None and not self._is_over.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            if self._wait_for_end(SECONDS_TO_END):
+            if self._wait_for_end(EXIT_TIMEOUT_S):
                 return
         self._print_last_batch()
         report_error(self._error)
@@ -173,7 +173,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         process = f"process {self._args.process_index} of {self._args.world_size} (pid {os.getpid()})"
         told = dump_all_stacks(
             f"littrainer: {process} has not moved for {self.seconds:g} s, {where}",
-            reading_workers(),
+            list_loader_workers(),
             lambda: f"Last collective operation: {describe_last_collective() or 'not known'}",
         )
         self._print(told, f"littrainer: the stacks are in {self._args.output_dir}/{STACKS_NAME} too")
@@ -196,9 +196,9 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
 
 def _last_batch(run: TrainingRun | None) -> str:
-    if run is None or not run.windows.micro_batches_seen:
+    if run is None or not run.windows.micro_batches_read:
         return "No micro-batch has been read."
-    number = run.windows.micro_batches_seen
-    rows = run.windows.rows_of(run.epoch, number - 1)
+    number = run.windows.micro_batches_read
+    rows = run.windows.find_rows(run.epoch, number - 1)
     named = "" if rows is None else f", rows {', '.join(map(str, rows))}"
     return f"Last micro-batch: number {number} of epoch {run.epoch}{named}."

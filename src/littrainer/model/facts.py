@@ -38,7 +38,7 @@ class ModelFacts:
     shifts_labels: bool
 
 
-def facts_about(model: nn.Module) -> ModelFacts:
+def read_model_facts(model: nn.Module) -> ModelFacts:
     """Read the facts about a model; an adapter around a model is looked through."""
     base = base_model(model)
     parameters = inspect.signature(base.forward).parameters
@@ -66,7 +66,7 @@ def base_model(model: Any) -> Any:
     return model.base_model.model
 
 
-def users_model(model: Any) -> Any:
+def unwrap_user_model(model: Any) -> Any:
     """Return the user's model inside data-parallel wrappers and `torch.compile`."""
     while True:
         inner = getattr(model, "_orig_mod", None)
@@ -77,13 +77,13 @@ def users_model(model: Any) -> Any:
         model = inner
 
 
-def catch_all_name(model: Any) -> str | None:
+def find_catch_all_name(model: Any) -> str | None:
     """Return the name under which the model's forward takes further keywords, such as `kwargs`; None if it does not."""
     parameters = inspect.signature(base_model(model).forward).parameters.values()
     return next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
 
 
-def predicts_next_token(model: Any) -> bool:
+def is_causal_lm(model: Any) -> bool:
     """Return whether the model's class is one that transformers lists as a causal language model."""
     # A script's own model may have the name of a class in the table, and then counts as that class.
     if "transformers" not in sys.modules:
@@ -108,7 +108,7 @@ def _shifts_labels(model: Any) -> bool:
     return getattr(losses.get(getattr(model, "loss_type", None)), "__name__", None) == CAUSAL_LOSS_FUNCTION
 
 
-def parameters_without_embeddings(model: Any) -> int:
+def count_parameters_without_embeddings(model: Any) -> int:
     """Return how many numbers a model has that counts them itself (`num_parameters`), outside of embeddings."""
     if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         return model.num_parameters(exclude_embeddings=True)

@@ -98,7 +98,7 @@ def _load_each(members: Iterable[Any], state_dict: Mapping[str, Any], kind: str)
         member.load_state_dict(state)
 
 
-def step_at_each_gradient(optimizers: Mapping[nn.Parameter, Optimizer]) -> None:
+def step_in_backward(optimizers: Mapping[nn.Parameter, Optimizer]) -> None:
     """Let each parameter's optimizer step, and clear the gradient, in the backward pass that completes its gradient."""
 
     def step(parameter: nn.Parameter) -> None:

@@ -17,7 +17,7 @@ BY_MUON = "by_muon"
 HEADS = re.compile(r"(?:^|[._])(?:heads?|classifier|score|predictions|output_projection)\d*(?:\.|$)")
 
 
-def parameters_of_adamw(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+def select_adamw_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Return what AdamW steps in a model, by what it is; the rest are matrices, and Muon's."""
     inner = base_model(model)
     base: Any = getattr(inner, "base_model", inner)

@@ -19,12 +19,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.did_you_mean import taken_instead
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.did_you_mean import format_accepted_names
 from littrainer.arguments.json_values import truth
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.optim.layerwise import LayerwiseOptimizer, step_at_each_gradient
+from littrainer.optim.layerwise import LayerwiseOptimizer, step_in_backward
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -42,17 +42,17 @@ class Optimization:
     Attributes:
         optimizer: None before the first training, unless one was given.
         schedule: the learning-rate schedule, or None.
-        schedule_is_own: whether the Trainer has made the schedule.
-        schedule_is_replaced: whether a Lightning callback drives the learning rate by another one.
+        is_default_schedule: whether the Trainer has made the schedule.
+        is_schedule_overridden: whether a Lightning callback drives the learning rate by another one.
     """
 
     optimizer: Any = None
     schedule: Any = None
-    schedule_is_own: bool = False
-    schedule_is_replaced: bool = False
+    is_default_schedule: bool = False
+    is_schedule_overridden: bool = False
 
 
-def torch_dtype(text: str) -> Any:
+def parse_dtype(text: str) -> Any:
     """Return the dtype of torch that a text such as `bfloat16` names."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
@@ -60,7 +60,7 @@ def torch_dtype(text: str) -> Any:
     return dtype
 
 
-def read_optim_args(
+def parse_optim_args(
     optim: str, text: str | None, accepted: Mapping[str, Convert], adam: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the settings in `optim_args`, each in the type that the optimizer takes.
@@ -87,7 +87,7 @@ def read_optim_args(
             raise ValueError(f"optim_args has {key!r}, which an argument decides: set {SET_BY[key]}.")
         if key not in accepted:
             raise ValueError(
-                f"optim_args has {key!r}, which optim={optim!r} does not take{taken_instead(key, accepted)}."
+                f"optim_args has {key!r}, which optim={optim!r} does not take{format_accepted_names(key, accepted)}."
             )
         try:
             settings[key] = accepted[key](value)
@@ -128,7 +128,7 @@ class Request:
         args = self.args
         return {"betas": (float(args.adam_beta1), float(args.adam_beta2)), "eps": args.adam_epsilon}
 
-    def known_model(self) -> nn.Module:
+    def require_model(self) -> nn.Module:
         """Return the model, which some optimizers need."""
         if self.model is None:
             raise ValueError(f"optim={self.optim!r} needs the model: call get_optimizer_cls_and_kwargs(args, model).")
@@ -196,9 +196,9 @@ PROJECTION: dict[str, Keywords] = {
 }
 
 
-def parameter_groups_with_projection(request: Request) -> list[dict[str, Any]]:
+def build_projected_groups(request: Request) -> list[dict[str, Any]]:
     """Return two groups: all parameters but the targets, and the targets with the settings of their projection."""
-    model = request.known_model()
+    model = request.require_model()
     names = {f"{module}.weight" for module in _target_modules(model, request)}
     family = request.optim.split("_")[0]
     projection = {**PROJECTION[family], **request.settings, **(request.adam() if family == "apollo" else {})}
@@ -208,7 +208,7 @@ def parameter_groups_with_projection(request: Request) -> list[dict[str, Any]]:
     return [{"params": groups[False]}, {"params": groups[True], **projection}]
 
 
-def one_optimizer_for_each_parameter(
+def build_layerwise_optimizer(
     optimizer_class: Any, keywords: Keywords, groups: list[dict[str, Any]], request: Request
 ) -> tuple[type[LayerwiseOptimizer], Keywords]:
     """Return the stand-in for an optimizer of each parameter, which steps in the backward pass, and its keywords."""
@@ -227,7 +227,7 @@ def one_optimizer_for_each_parameter(
         for group in groups
         for parameter in group["params"]
     }
-    step_at_each_gradient(optimizers)
+    step_in_backward(optimizers)
     return LayerwiseOptimizer, {**keywords, "optimizer_dict": optimizers}
 
 
@@ -391,20 +391,20 @@ def _lomo(kind: str) -> OptimizerEntry:
     return OptimizerEntry(
         (f"lomo_optim:{kind}",),
         package="lomo-optim",
-        finish=lambda request, keywords: {**keywords, "model": request.known_model()},
+        finish=lambda request, keywords: {**keywords, "model": request.require_model()},
     )
 
 
 def _muon(request: Request, keywords: Keywords) -> Keywords:
-    from littrainer.optim.muon import parameters_of_adamw
+    from littrainer.optim.muon import select_adamw_parameters
 
-    args, model = request.args, request.known_model()
-    if asks_for_deepspeed(args) or sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
+    args, model = request.args, request.require_model()
+    if has_deepspeed(args) or get_sharding_plan(args) is not None or tensor_parallel_size(args) > 1:
         raise ValueError(
             f"optim={request.optim!r} needs each matrix as a whole, and FSDP, DeepSpeed and tensor parallelism split "
             "them: train without these, or choose another optim, such as adamw_torch_fused."
         )
-    by_adamw = chain.from_iterable(parameters_of_adamw(model).values())
+    by_adamw = chain.from_iterable(select_adamw_parameters(model).values())
     return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": list(by_adamw)}
 
 
@@ -426,7 +426,7 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
         ("torchdistx.optimizers:AnyPrecisionAdamW",),
         ADAM,
         {"use_kahan_summation": False, **ANYPRECISION_TYPES},
-        {"use_kahan_summation": truth, **dict.fromkeys(ANYPRECISION_TYPES, torch_dtype)},
+        {"use_kahan_summation": truth, **dict.fromkeys(ANYPRECISION_TYPES, parse_dtype)},
         "torchdistx @ git+https://github.com/pytorch/torchdistx",
     ),
     OptimizerNames.ADAMW_TORCH_4BIT: _torchao("AdamW4bit"),
@@ -466,7 +466,7 @@ OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, OptimizerNames.M
 INSTEAD_OF_GROUPS = ("params", "model", "optimizer_dict")
 
 
-def optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Keywords]:
+def get_optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Keywords]:
     """Return the class and constructor keywords that `args.optim` names.
 
     Parameters:
@@ -478,15 +478,15 @@ def optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | Non
     """
     name = OptimizerNames(args.optim)
     entry = OPTIMIZERS[name]
-    settings = read_optim_args(name.value, args.optim_args, entry.settings, entry.adam)
+    settings = parse_optim_args(name.value, args.optim_args, entry.settings, entry.adam)
     optimizer_class = entry.load_class(name.value)
     request = Request(name.value, args, settings, model)
     keywords = entry.keywords(request)
     if not entry.projects:
         return optimizer_class, keywords
-    groups = parameter_groups_with_projection(request)
+    groups = build_projected_groups(request)
     if entry.is_layerwise:
-        optimizer_class, keywords = one_optimizer_for_each_parameter(optimizer_class, keywords, groups, request)
+        optimizer_class, keywords = build_layerwise_optimizer(optimizer_class, keywords, groups, request)
     return optimizer_class, {**keywords, "params": groups}
 
 

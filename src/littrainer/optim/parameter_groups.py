@@ -21,10 +21,10 @@ from torch.optim.lr_scheduler import LambdaLR
 EXEMPT_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 EXEMPT_LAYERS = (nn.LayerNorm,)
 # Key of an optimizer's group that is one of several parts of a group: which group that would be.
-PART_OF = "part_of_group"
+GROUP_INDEX = "part_of_group"
 
 
-def decayed_parameter_names(model: nn.Module) -> list[str]:
+def get_decayed_parameter_names(model: nn.Module) -> list[str]:
     """Return the names of the parameters that weight decay applies to.
 
     Parameters inside a `torch.nn.LayerNorm`, and those whose name marks them as a bias or a norm, are left out.
@@ -33,7 +33,7 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
     for child_name, child in model.named_children():
         if isinstance(child, EXEMPT_LAYERS):
             continue
-        below = (f"{child_name}.{name}" for name in decayed_parameter_names(child))
+        below = (f"{child_name}.{name}" for name in get_decayed_parameter_names(child))
         names.extend(name for name in below if not _is_exempt(name))
     names.extend(name for name in model._parameters if not _is_exempt(name))
     return names
@@ -59,7 +59,7 @@ def _by_mesh(number: int, parameters: list[nn.Parameter], weight_decay: float) -
         parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     if len(parts) < 2:
         return [{"params": parameters, "weight_decay": weight_decay}]
-    return [{"params": part, "weight_decay": weight_decay, PART_OF: number} for part in parts.values()]
+    return [{"params": part, "weight_decay": weight_decay, GROUP_INDEX: number} for part in parts.values()]
 
 
 def _is_exempt(name: str) -> bool:
@@ -84,7 +84,7 @@ class RequestedHyperparameters:
         self.initial_rates = [_number(group.get(INITIAL_RATE, group["lr"])) for group in optimizer.param_groups]
         self.base_rates = list(getattr(schedule, "base_lrs", []))
 
-    def put_back(self, optimizer: Optimizer, schedule: Any, rate_then: float | None, rate_now: float) -> None:
+    def apply_to(self, optimizer: Optimizer, schedule: Any, rate_then: float | None, rate_now: float) -> None:
         """Give an optimizer and schedule that have loaded a checkpoint's state what the arguments ask for.
 
         Parameters:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.did_you_mean import taken_instead
+from littrainer.arguments.did_you_mean import format_accepted_names
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
 from littrainer.runtime.lazy_isinstance import is_a
 
@@ -134,7 +134,7 @@ WITHOUT_OPTIONS = (SchedulerType.CONSTANT.value, SchedulerType.CONSTANT_WITH_WAR
 NOT_OPTIONS = ("self", "optimizer", "num_warmup_steps", "num_training_steps")
 
 
-def schedule_maker(key: str) -> Callable[..., Any]:
+def get_schedule_factory(key: str) -> Callable[..., Any]:
     """Return the function or class that makes the schedule of a name; an ImportError if transformers lacks it."""
     if key in SCHEDULES:
         return SCHEDULES[key]
@@ -177,14 +177,14 @@ def get_scheduler(
     if options and key in WITHOUT_OPTIONS:
         logger.warning("lr_scheduler_type=%r takes no lr_scheduler_kwargs; %s has no effect.", key, options)
         options = {}
-    make = schedule_maker(key)
+    make = get_schedule_factory(key)
     parameters = inspect.signature(ReduceLROnPlateau if make is get_reduce_on_plateau_schedule else make).parameters
     known = [name for name in parameters if name not in NOT_OPTIONS]
     for name in options:
         if name not in known:
             raise TypeError(
                 f"lr_scheduler_kwargs has {name!r}, which lr_scheduler_type={key!r} does not take"
-                f"{taken_instead(name, known)}."
+                f"{format_accepted_names(name, known)}."
             )
     given = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     steps = {name: number for name, number in given.items() if name in parameters}
@@ -237,7 +237,7 @@ def step_on_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_
     schedule.step(metrics[name])
 
 
-def leave_added_groups_alone(schedule: Any) -> None:
+def cover_added_groups(schedule: Any) -> None:
     """Let groups that are added to the optimizer later keep the learning rate that they are given.
 
     torch expects a rate for each group of the optimizer, and a running schedule has none for new ones.
@@ -253,7 +253,7 @@ def _rate_of(group: dict[str, Any], step: int) -> float:
     return group["lr"]
 
 
-def move_schedule(schedule: Any, steps: Steps) -> None:
+def set_schedule_step(schedule: Any, steps: Steps) -> None:
     """Let a schedule that is a function of the step go on as if it had taken so many steps; leave others alone."""
     members = schedule.schedule_dict.values() if isinstance(schedule, LayerwiseSchedule) else [schedule]
     for one in members:

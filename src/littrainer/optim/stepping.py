@@ -17,18 +17,18 @@ from torch import nn
 from littrainer.distributed.collectives import any_rank, get_full_tensor
 
 
-def updates_during_backward(optimizer: Any) -> bool:
+def has_fused_backward(optimizer: Any) -> bool:
     """Whether the optimizer's own backward pass (`fused_backward`, as LOMO has) updates the weights."""
     return callable(getattr(optimizer, "fused_backward", None))
 
 
-def note_step(optimizer: Any) -> None:
-    """Count a step that is left out, or that an optimizer which `updates_during_backward` has done."""
+def mark_optimizer_stepped(optimizer: Any) -> None:
+    """Count a step that is left out, or that an optimizer which `has_fused_backward` has done."""
     # torch's schedules warn when they step before the optimizer, and this is where they look.
     optimizer._opt_called = True
 
 
-def step_repeating(optimizer: Any, loss: Any, repeat: Callable[[], Any]) -> None:
+def step_with_closure(optimizer: Any, loss: Any, repeat: Callable[[], Any]) -> None:
     """Step an optimizer that may call its closure, as LBFGS does, after a backward pass.
 
     Parameters:
@@ -50,7 +50,7 @@ def _versions(optimizer: Any) -> list[tuple[int, int]]:
 UNSPLIT = {nn.Parameter, torch.Tensor}
 
 
-def clip_by_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+def clip_gradient_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Scale gradients down so that their norm, over the whole of each of them, is at most `max_norm`.
 
     Parameters:
@@ -74,7 +74,7 @@ def clip_by_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type:
     return total
 
 
-def lie_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
+def is_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
     """Whether gradients are split between different processes, or some of them are and others are not.
 
     A tensor parallel model may have both kinds, and torch computes a norm over one kind only.
@@ -127,7 +127,7 @@ class GradScalerMixin:
             self.scaler.unscale_(optimizer)
             self._unscaled_optimizer = optimizer
 
-    def step_unless_infinite(self, optimizer: Any, *args: Any) -> Any:
+    def step_unless_nonfinite(self, optimizer: Any, *args: Any) -> Any:
         """Step, unless the scaler finds gradients that are not finite; then set the scale of the next losses."""
         self.step_was_skipped = True
         handle = optimizer.register_step_pre_hook(self._note_step)
@@ -216,7 +216,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return f"{type(self).__name__}({self.optimizer!r})"
 
 
-class ClosureFirst(OptimizerWrapper):
+class ClosureFirstOptimizer(OptimizerWrapper):
     """An optimizer as Lightning steps it: its `step` runs the closure first, and then steps without one.
 
     Parameters:

@@ -71,9 +71,9 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
 # transformers module -> name in it -> littrainer's, which has another name.
 _OTHER_NAMES: dict[str, dict[str, str]] = {
     "transformers.integrations.integration_utils": {
-        "get_available_reporting_integrations": "littrainer.arguments.report_to:available_services",
-        "get_reporting_integration_callbacks": "littrainer.tracking.selection:tracker_classes",
-        "rewrite_logs": "littrainer.tracking.base:with_tracked_names",
+        "get_available_reporting_integrations": "littrainer.arguments.report_to:list_available_services",
+        "get_reporting_integration_callbacks": "littrainer.tracking.selection:get_tracker_classes",
+        "rewrite_logs": "littrainer.tracking.base:rename_for_trackers",
     },
 }
 

@@ -126,7 +126,7 @@ def add_withdrawn_names(package: ModuleType) -> None:
     kind.__getattr__, kind.__dir__ = look_up, all_names
 
 
-def collect_garbage_as_usual() -> None:
+def restore_gc_threshold() -> None:
     """Look for garbage as often as before the redirection, unless the script has set how often since then."""
     if gc.get_threshold()[0] == STARTUP_THRESHOLD:
         gc.set_threshold(_usual_threshold, *gc.get_threshold()[1:])

@@ -9,19 +9,19 @@ from types import FrameType
 from typing import Any
 
 
-class StoppedByUserCode(RuntimeError):
+class UserStopIteration(RuntimeError):
     """Carries a StopIteration of the user's code through Lightning's loops, which would end quietly on it."""
 
 
-class CarriedStopIteration(AbstractContextManager[None]):
+class ReraiseUserStopIteration(AbstractContextManager[None]):
     """Within it Lightning's hooks run by themselves: a StopIteration that they carry leaves it as such."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, StoppedByUserCode) and error.__cause__ is not None:
+        if isinstance(error, UserStopIteration) and error.__cause__ is not None:
             raise error.__cause__ from None
 
 
-class PythonInterruptions(CarriedStopIteration):
+class PythonInterruptions(ReraiseUserStopIteration):
     """Code of Lightning within it ends on Ctrl-C or a StopIteration as a plain Python loop would.
 
     On Ctrl-C Lightning exits with status 1 and leaves further ones ignored: here KeyboardInterrupt is raised.
@@ -67,7 +67,7 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
             self.release()
         except KeyboardInterrupt as interruption:
             # An explicit cause, since the report of Ctrl-C shows the traceback of a failure, and not of a context.
-            has_failed = isinstance(error, Exception) and not isinstance(error, StoppedByUserCode)
+            has_failed = isinstance(error, Exception) and not isinstance(error, UserStopIteration)
             raise interruption from (error if has_failed else None)
         finally:
             if is_own:

@@ -47,7 +47,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def known_classes(kind: str) -> tuple[type, ...]:
+def loaded_classes(kind: str) -> tuple[type, ...]:
     """The classes of a kind that are loaded."""
     found = []
     for module, name in CLASSES[kind]:
@@ -59,4 +59,4 @@ def known_classes(kind: str) -> tuple[type, ...]:
 
 def is_a(candidate: Any, kind: str) -> bool:
     """Whether an object is of one of the kinds that `CLASSES` lists."""
-    return isinstance(candidate, known_classes(kind))
+    return isinstance(candidate, loaded_classes(kind))

@@ -70,7 +70,7 @@ def apply_log_level(args: Any) -> None:
         logging.getLogger(OURS).setLevel(ALL if is_installed() else level)
 
 
-def tells_everything() -> bool:
+def is_debug_logging_enabled() -> bool:
     """Return whether messages for debugging are logged."""
     deciding = logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS)
     return deciding.getEffectiveLevel() <= logging.DEBUG

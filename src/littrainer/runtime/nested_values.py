@@ -36,12 +36,12 @@ def map_nested(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[An
     return function(value)
 
 
-def detached(value: Any) -> Any:
+def detach_nested(value: Any) -> Any:
     """Nested tensors without their graph; anything else is left as it is."""
     return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
-def truncated(value: Any, length: int) -> Any:
+def truncate_nested(value: Any, length: int) -> Any:
     """Nested tensors with at most `length` rows."""
 
     def cut(leaf: Any) -> Any:
@@ -52,7 +52,7 @@ def truncated(value: Any, length: int) -> Any:
     return map_nested(cut, value, is_sample_list)
 
 
-def as_numpy(value: Any) -> Any:
+def convert_to_numpy(value: Any) -> Any:
     """Nested tensors as NumPy arrays on the host; NumPy has no bfloat16, which becomes float32."""
 
     def convert(leaf: Any) -> Any:
@@ -64,21 +64,21 @@ def as_numpy(value: Any) -> Any:
     return map_nested(convert, value)
 
 
-def concatenated(pieces: list[Any]) -> Any:
+def concat_nested(pieces: list[Any]) -> Any:
     """Join nested arrays or tensors along their rows; second dimensions of unequal length are padded with -100."""
     first = pieces[0]
     if len(pieces) == 1:
         return first
     if any(type(piece) is not type(first) for piece in pieces):
-        raise different_kinds([type(piece) for piece in pieces])
+        raise mixed_types_error([type(piece) for piece in pieces])
     if isinstance(first, SampleList):
         return SampleList(itertools.chain(*pieces))
     if isinstance(first, (Mapping, list, tuple)):
         _check_entries(first, pieces[1:])
     if isinstance(first, Mapping):
-        return type(first)({name: concatenated([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
+        return type(first)({name: concat_nested([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, (list, tuple)):
-        columns = [concatenated(list(column)) for column in zip(*pieces, strict=True)]
+        columns = [concat_nested(list(column)) for column in zip(*pieces, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if isinstance(first, torch.Tensor):
         rows = [piece if piece.dim() else piece.reshape(1) for piece in pieces]
@@ -104,7 +104,7 @@ def _check_entries(first: Any, others: list[Any]) -> None:
             )
 
 
-def different_kinds(kinds: list[type]) -> TypeError:
+def mixed_types_error(kinds: list[type]) -> TypeError:
     """Return the error for batches that are not built alike."""
     names = sorted({kind.__name__ for kind in kinds})
     return TypeError(
@@ -116,7 +116,7 @@ def different_kinds(kinds: list[type]) -> TypeError:
 def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) -> list[Any]:
     for piece in pieces:
         if piece.ndim != pieces[0].ndim or piece.shape[2:] != pieces[0].shape[2:]:
-            raise ValueError(different_shapes(tuple(pieces[0].shape), tuple(piece.shape)))
+            raise ValueError(mixed_shapes_message(tuple(pieces[0].shape), tuple(piece.shape)))
     if pieces[0].ndim == 1 or len({piece.shape[1] for piece in pieces}) == 1:
         return pieces
     width = max(piece.shape[1] for piece in pieces)
@@ -128,7 +128,7 @@ def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any])
     return padded
 
 
-def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:
+def mixed_shapes_message(before: tuple[int, ...], now: tuple[int, ...]) -> str:
     """Return the message for batches that cannot be put into one array."""
     return (
         f"A batch of an evaluation returned an output of shape {now}, and one before it of shape {before}: only the "
@@ -137,12 +137,12 @@ def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:
     )
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Kinds and shapes of nested tensors or arrays, in one line."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {described(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {describe(item)}" for name, item in value.items()) + "}"
     if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__} of [{', '.join(map(described, value))}]"
+        return f"{type(value).__name__} of [{', '.join(map(describe, value))}]"
     return type(value).__name__

@@ -25,7 +25,7 @@ ADVICE = "Give an address whose client is installed, such as s3://bucket/run (pi
 
 def local_folder(path: str) -> str:
     """Return the folder on this machine that stands for an address; return any other path as it is."""
-    path = without_credentials(path)
+    path = strip_credentials(path)
     # C:/ is a drive.
     if re.match(r"\w{2,}:/[^/]", path):
         raise ValueError(f"{path!r} is an address of which pathlib took a slash: give it as text, not as a Path.")
@@ -44,7 +44,7 @@ def local_folder(path: str) -> str:
     return str(_staging_folder().joinpath(quote(f"{protocol}://{host}", safe=""), *parts))
 
 
-def without_credentials(path: str) -> str:
+def strip_credentials(path: str) -> str:
     """Return an address without user, password and query, with which this process opens it; any other path as it is."""
     address, _, query = SIGN_IN.sub("", path).partition("?")
     match = ADDRESS.fullmatch(path)
@@ -62,7 +62,7 @@ def is_inside(name: str) -> bool:
     return is_short and b"\0" not in whole and {b"", b".", b".."}.isdisjoint(parts)
 
 
-def address_of(folder: str | Path) -> str | None:
+def get_remote_url(folder: str | Path) -> str | None:
     """Return the address that a local folder, or one below it, stands for; None if it stands for none."""
     staging, real = os.path.realpath(_staging_folder()), os.path.realpath(folder)
     if not real.startswith(staging + os.sep):
@@ -110,7 +110,7 @@ class RemoteFolder:
         """Return what an object holds; None if it does not exist."""
         return self._whole(name, self._files.cat_file, len)
 
-    def fetch(self, name: str, target: Path) -> None:
+    def download(self, name: str, target: Path) -> None:
         """Download an object into a file, if it exists."""
 
         def get(path: str) -> Path:
@@ -120,7 +120,7 @@ class RemoteFolder:
 
         self._whole(name, get, lambda path: path.stat().st_size)
 
-    def fetch_all(self, name: str, target: Path) -> list[str]:
+    def download_all(self, name: str, target: Path) -> list[str]:
         """Download all below a name; return the names that lead out of it, of which nothing is downloaded."""
         below, paths = f"{self._root}/{name}", []
         with self._naming(name, "listed", FileNotFoundError):
@@ -128,7 +128,7 @@ class RemoteFolder:
         # A name that is not below it keeps its slash in front.
         inner = [f"/{path.lstrip('/')}".removeprefix(f"/{below.lstrip('/')}/") for path in paths]
         for file in filter(is_inside, inner):
-            self.fetch(f"{name}/{file}", target / file)
+            self.download(f"{name}/{file}", target / file)
         return [file for file in inner if not is_inside(file)]
 
     def _whole(self, name: str, read: Callable[[str], Any], length: Callable[[Any], int]) -> Any:

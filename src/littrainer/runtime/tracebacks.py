@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr, suppress
 from types import TracebackType
 
-from littrainer.runtime.log_levels import tells_everything
+from littrainer.runtime.log_levels import is_debug_logging_enabled
 
 # Set to "full", it leaves tracebacks as they are; so does log_level="debug".
 SWITCH, FULL = "LITTRAINER_TRACEBACK", "full"
@@ -26,9 +26,9 @@ _reports: list[Callable[[BaseException], None]] = []
 _handled: BaseException | None = None
 
 
-def shows_everything() -> bool:
+def should_show_full_tracebacks() -> bool:
     """Return whether tracebacks must be left as they are."""
-    return os.environ.get(SWITCH) == FULL or tells_everything()
+    return os.environ.get(SWITCH) == FULL or is_debug_logging_enabled()
 
 
 class ShortTraceback(AbstractContextManager[None]):
@@ -40,7 +40,7 @@ class ShortTraceback(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, raised_in: TracebackType | None
     ) -> None:
-        if error is None or raised_in is None or shows_everything():
+        if error is None or raised_in is None or should_show_full_tracebacks():
             return
         # A fault here, as in an error's own attributes, must not replace the error.
         with suppress(Exception):

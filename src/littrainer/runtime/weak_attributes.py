@@ -20,7 +20,7 @@ class _Reference(weakref.ref[Any]):
         return _Reference, (set() if self() is None else self(),)
 
 
-def held_weakly(name: str) -> Any:
+def weak_property(name: str) -> Any:
     """Return a property for an object's owner, which then is freed with its last user, not by the garbage collector.
 
     The value is None once the owner is gone. Reading it calls no Python function, since each step reads it often.
@@ -65,7 +65,7 @@ class WeaklyBound:
         return getattr, (self.__self__, self.__name__)
 
 
-def without_callers_frames(load: Callable[..., Any], *arguments: Any) -> Any:
+def load_in_thread(load: Callable[..., Any], *arguments: Any) -> Any:
     """Import in a thread: exceptions that libraries catch meanwhile may stay in cycles with all frames below them."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(load, *arguments).result()

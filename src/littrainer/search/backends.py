@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.runtime.notes import kind_of
 from littrainer.search.parameters import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
 from littrainer.search.record import BestRun
@@ -131,7 +131,7 @@ def find_backend(name_or_member: Any) -> tuple[Any, HyperParamSearchBackendBase]
         raise TypeError(f"backend={name!r} is {kind_of(name)}; give a name, such as 'optuna'.")
     keys = {getattr(key, "value", key): key for key in ALL_HYPERPARAMETER_SEARCH_BACKENDS}
     if name not in keys:
-        raise ValueError(f"backend={name!r} is not known ({suggestion(str(name), keys)}).")
+        raise ValueError(f"backend={name!r} is not known ({suggest_name(str(name), keys)}).")
     backend = ALL_HYPERPARAMETER_SEARCH_BACKENDS[keys[name]]()
     backend.ensure_available()
     return keys[name], backend

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.distributed.failures import is_running
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.weak_attributes import without_callers_frames
+from littrainer.runtime.weak_attributes import load_in_thread
 from littrainer.search.distributed_search import reject_multiple_processes, search_with_all
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import (
@@ -62,11 +62,11 @@ def run_hp_search_optuna(
         ValueError: the study in the storage has other directions.
         RuntimeError: no trial was completed.
     """
-    optuna = without_callers_frames(__import__, "optuna")
+    optuna = load_in_thread(__import__, "optuna")
     study_names = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
     optimize_names = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
     for name in kwargs.keys() - study_names - optimize_names:
-        near = suggestion(name, ["direction", *study_names, *optimize_names])
+        near = suggest_name(name, ["direction", *study_names, *optimize_names])
         raise TypeError(
             f"hyperparameter_search was given {name}, which neither optuna.create_study nor optuna.Study.optimize "
             f"takes ({near})."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping
 from functools import cache
 from typing import Any
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.earlier_names import earlier_names_of
 from littrainer.arguments.json_values import truth
 from littrainer.arguments.normalization import ALIASES
@@ -138,7 +138,7 @@ def convert_parameter(args: Any, name: str, value: Any) -> Any:
 def _warn_of_unknown(name: str, cls: type) -> None:
     names = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
     logger.warning(
-        f"A trial sets {name}, which {cls.__name__} does not have, {suggestion(name, names)} It counts only if "
+        f"A trial sets {name}, which {cls.__name__} does not have, {suggest_name(name, names)} It counts only if "
         "model_init takes the trial and reads it."
     )
 

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.secrets import without_secrets
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.arguments.secrets import redact_secrets
+from littrainer.runtime.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -128,7 +128,7 @@ class SearchRecord:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             content = {"version": VERSION, **vars(self.search), "trials": [vars(trial) for trial in trials]}
-            write_whole(self.path, json.dumps(plain(without_secrets(content)), indent=1, allow_nan=False))
+            write_atomically(self.path, json.dumps(plain(redact_secrets(content)), indent=1, allow_nan=False))
         except OSError as error:
             self._can_write = False
             logger.warning(

@@ -11,12 +11,12 @@ from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.arguments.did_you_mean import suggestion
-from littrainer.checkpoint.remote import send_files
-from littrainer.loop.overrides import own_methods
+from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.checkpoint.remote import upload_files
+from littrainer.loop.overrides import find_overrides
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.notes import kind_of
-from littrainer.runtime.remote_folder import address_of
+from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.search.backends import find_backend
 from littrainer.search.parameters import call_space, get_drawn_parameters, has_changed, set_parameters
 from littrainer.search.record import BestRun
@@ -54,11 +54,11 @@ def hyperparameter_search(
             f"direction={direction!r}: only Optuna searches with several objectives; pass backend='optuna', or one "
             "direction."
         )
-    if key == HPSearchBackend.RAY and address_of(trainer.args.output_dir):
+    if key == HPSearchBackend.RAY and get_remote_url(trainer.args.output_dir):
         raise ValueError("The trials of Ray Tune are not uploaded to an output_dir that is a URL. Give a folder.")
-    if trainer.train_dataset is None and not own_methods(trainer, ["get_train_dataloader"]):
+    if trainer.train_dataset is None and not find_overrides(trainer, ["get_train_dataloader"]):
         raise ValueError("hyperparameter_search needs a train_dataset: pass one to the Trainer.")
-    if trainer.eval_dataset is None and not own_methods(trainer, ("evaluate", "get_eval_dataloader", "_evaluate")):
+    if trainer.eval_dataset is None and not find_overrides(trainer, ("evaluate", "get_eval_dataloader", "_evaluate")):
         raise ValueError(
             "hyperparameter_search compares evaluations, and there is no eval_dataset: pass one to the Trainer."
         )
@@ -68,7 +68,7 @@ def hyperparameter_search(
     with searching(trainer, key):
         best: Any = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
     if trainer.args.should_save:
-        send_files(trainer.args.output_dir)
+        upload_files(trainer.args.output_dir)
     return best
 
 
@@ -93,7 +93,7 @@ def _check_direction(direction: Any) -> str | list[str]:
     names = [str(getattr(entry, "name", entry)).lower() for entry in (direction if has_several else [direction])]
     for name in names:
         if name not in DIRECTIONS:
-            near = suggestion(name, DIRECTIONS)
+            near = suggest_name(name, DIRECTIONS)
             raise ValueError(f"direction={direction!r} is neither 'minimize' nor 'maximize' ({near}).")
     return names if has_several else names[0]
 

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from littrainer.distributed import environment
-from littrainer.runtime.atomic_files import write_whole
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import add_note
 from littrainer.search.parameters import SearchMistake
@@ -188,7 +188,7 @@ def main(pipe: str, outcome_file: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_search, args=(int(pipe),), name="littrainer-search", daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
-        write_whole(outcome_file, _pickle_outcome())
+        write_atomically(outcome_file, _pickle_outcome())
 
 
 def _end_with_search(pipe: int) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.search.distributed_search import TrialRunner, search_with_all
 from littrainer.search.parameters import SearchMistake, call_space
 from littrainer.search.record import (
@@ -59,7 +59,7 @@ def run_hp_search_wandb(trainer: SearchTrainer, n_trials: int, direction: str, *
     """
     for name in kwargs:
         if name not in KEYWORDS:
-            raise SearchMistake(f"A search with backend='wandb' takes no {name!r}: {suggestion(name, KEYWORDS)}")
+            raise SearchMistake(f"A search with backend='wandb' takes no {name!r}: {suggest_name(name, KEYWORDS)}")
     added = None
     if not any(isinstance(callback, WandbCallback) for callback in trainer.callback_handler.callbacks):
         trainer.add_callback(added := WandbCallback())

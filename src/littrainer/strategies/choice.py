@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ class TrainedModel(Protocol):
 
 
 def _fsdp_version(args: Any) -> int | None:
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     return None if plan is None else plan.version
 
 
 # Name -> whether arguments ask for it, its module here, and the function in it that makes it. The first that is asked
 # for is taken.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "DeepSpeed": (asks_for_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
-    "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "sharded_v1", "FirstVersionStrategy"),
+    "DeepSpeed": (has_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
+    "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "fsdp1", "ResidentFSDP1Strategy"),
     "FSDP": (lambda args: _fsdp_version(args) == 2, "model_parallel", "ResidentModelParallelStrategy"),
     "tensor parallel": (lambda args: tensor_parallel_size(args) > 1, "model_parallel", "ResidentModelParallelStrategy"),
-    "single device": (lambda args: args.world_size == 1, "single_device", "single_device_strategy"),
-    "DDP": (lambda args: True, "data_parallel", "data_parallel_strategy"),
+    "single device": (lambda args: args.world_size == 1, "single_device", "create_single_device_strategy"),
+    "DDP": (lambda args: True, "data_parallel", "create_ddp_strategy"),
 }
 
 # Strategies that split the model's parameters in place when Lightning sets them up.
@@ -51,7 +51,7 @@ def strategy_name(args: Any) -> str:
     return next(name for name, (is_asked_for, *_) in STRATEGIES.items() if is_asked_for(args))
 
 
-def strategy_for(trained: TrainedModel) -> Strategy:
+def create_strategy(trained: TrainedModel) -> Strategy:
     """A new strategy for a `lightning.Trainer` that carries out what the arguments ask for."""
     _, module, function = STRATEGIES[strategy_name(trained.args)]
     make: Callable[[TrainedModel], Strategy] = getattr(importlib.import_module(f"{__package__}.{module}"), function)

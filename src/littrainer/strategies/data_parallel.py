@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.model.traversal import stays_in_place
+from littrainer.model.traversal import is_immovable
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
@@ -60,7 +60,7 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
     def model_to_device(self) -> None:
         """Move the model, unless it stays in place."""
         assert self.model is not None
-        if not stays_in_place(self.model):
+        if not is_immovable(self.model):
             super().model_to_device()
 
     def configure_ddp(self) -> None:
@@ -91,7 +91,7 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
         super().teardown()
 
 
-def ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
+def get_ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
     """The keywords for Lightning's DDPStrategy that the arguments stand for."""
     values = {keyword: getattr(args, argument) for argument, keyword in DDP_KEYWORDS.items()}
     values["timeout"] = args.ddp_timeout_delta
@@ -110,13 +110,13 @@ def _recomputes_layers(args: Any, model: Any) -> bool:
     return bool(recomputes or args.activation_checkpointing)
 
 
-def data_parallel_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
+def create_ddp_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
     """The strategy for a copy of the model in each process."""
     args = trained.args
-    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **ddp_keywords(args, trained.model))
+    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **get_ddp_keywords(args, trained.model))
 
 
-def still_exchanges(wrapped: Any, model: nn.Module) -> bool:
+def is_reusable_ddp(wrapped: Any, model: nn.Module) -> bool:
     """Whether an earlier training's wrapper is DDP around this model, for these processes and parameters."""
     return (
         isinstance(wrapped, DistributedDataParallel)

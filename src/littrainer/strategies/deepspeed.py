@@ -21,9 +21,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from littrainer.arguments.choices import SchedulerType
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.optim.stepping import OptimizerWrapper, updates_during_backward
+from littrainer.optim.stepping import OptimizerWrapper, has_fused_backward
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.model_wrapping import compile_keywords
+from littrainer.strategies.model_wrapping import get_compile_keywords
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             DDPStrategy.setup_optimizers(self, trainer)
         else:
-            start_for_evaluation(module.owner)
+            create_evaluation_engine(module.owner)
         self.barrier()
 
 
@@ -130,7 +130,7 @@ class EngineSchedule:
     """
 
     # Its state is in the engine's part of a checkpoint.
-    is_kept_by_engine = True
+    is_saved_by_engine = True
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
@@ -155,7 +155,7 @@ class EngineSchedule:
 # ---- Making the engine -----------------------------------------------------------------------------------------------
 
 
-def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
+def create_engine(trainer: Any, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
     """Make the engine for a training, with optimizer and schedule, and hand these to the Trainer.
 
     Parameters:
@@ -176,8 +176,8 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
     # What an earlier training has made.
     if isinstance(trainer.optimizer, EngineOptimizer):
         made.optimizer = None
-    if made.schedule_is_own:
-        made.schedule, made.schedule_is_own = None, False
+    if made.is_default_schedule:
+        made.schedule, made.is_default_schedule = None, False
     settings = config.config
     for section, method, given in (
         ("optimizer", "create_optimizer", trainer.optimizer),
@@ -204,7 +204,7 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
     made_by_user = trainer.optimizer is not None
     if "optimizer" not in settings:
         trainer.create_optimizer()
-        if updates_during_backward(trainer.optimizer):
+        if has_fused_backward(trainer.optimizer):
             raise ValueError(
                 f"{type(trainer.optimizer).__name__} updates the weights during the backward pass, and DeepSpeed's "
                 "engine steps after it: set `optim` to another one."
@@ -226,14 +226,14 @@ def optimizer_and_schedule(trainer: Any, max_steps: int, overridden: Collection[
     session.deepspeed = trainer.model_wrapped = engine
     made.optimizer = EngineOptimizer(optimizer, made_by_user and "optimizer" not in settings)
     if schedule is not None:
-        made.schedule, made.schedule_is_own = EngineSchedule(schedule), True
+        made.schedule, made.is_default_schedule = EngineSchedule(schedule), True
     else:
         trainer.create_scheduler(num_training_steps=max_steps, optimizer=trainer.optimizer)
     session.model_is_prepared = True
     return trainer.optimizer, trainer.lr_scheduler
 
 
-def start_for_evaluation(trainer: Any) -> None:
+def create_evaluation_engine(trainer: Any) -> None:
     """Make an engine without optimizer around a model whose parameters are sharded, unless there is one."""
     if trainer.deepspeed is not None:
         return
@@ -267,7 +267,7 @@ def _initialize(args: Any, model: Any, settings: dict[str, Any], **keywords: Any
     engine, optimizer, _, schedule = deepspeed.initialize(
         model=model, config=settings, dist_init_required=False, **keywords
     )
-    compilation = compile_keywords(args)
+    compilation = get_compile_keywords(args)
     if compilation is not None:
         backend = compilation.pop("backend")
         engine.compile(backend=backend, compile_kwargs=compilation)
@@ -286,7 +286,7 @@ def _for_engine(optimizer: Any, config: DeepSpeedConfig) -> Any:
     return adam(optimizer.param_groups, adamw_mode=isinstance(optimizer, torch.optim.AdamW), **settings)
 
 
-def in_number_format(args: Any, data: torch.Tensor) -> torch.Tensor:
+def cast_to_engine_dtype(args: Any, data: torch.Tensor) -> torch.Tensor:
     """A model's input in the number format that the engine holds the model in; integers as they are."""
     return data.to(args.hf_deepspeed_config.dtype()) if data.is_floating_point() or data.is_complex() else data
 

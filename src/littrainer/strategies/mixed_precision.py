@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.destinations import lightning_precision
+from littrainer.arguments.deepspeed import has_deepspeed
+from littrainer.arguments.destinations import get_lightning_precision
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
 
 # Lightning's precision -> what the forward pass computes in.
-FORWARD_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def forward_type(args: Any) -> torch.dtype | None:
+def get_autocast_dtype(args: Any) -> torch.dtype | None:
     """What the forward pass computes in under autocast; None for the model's own precision, as under DeepSpeed."""
-    if asks_for_deepspeed(args):
+    if has_deepspeed(args):
         return None
-    return FORWARD_TYPES.get(lightning_precision(args))
+    return AUTOCAST_DTYPES.get(get_lightning_precision(args))
 
 
-def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
     """From now on, run a model's forward under autocast and return its half precision outputs in float32.
 
     It stays that way after training, so that what a script computes with the model afterwards agrees with it. Nothing
@@ -49,7 +49,7 @@ def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> No
 
 
 def restore_forward(model: nn.Module) -> None:
-    """Undo `run_forward_in`."""
+    """Undo `autocast_forward`."""
     found: Any = vars(model).pop("_original_forward", None)
     if found is not None:
         model.forward = found

@@ -11,18 +11,18 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import (
     data_parallel_size,
     device_mesh,
-    process_layout,
-    sharding_sizes,
+    get_process_layout,
+    get_sharding_sizes,
     tensor_parallel_size,
 )
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.mixed_precision import forward_type
-from littrainer.strategies.sharded import ignored_parameters, shard
-from littrainer.strategies.shards import free_gathered, spread_like
+from littrainer.strategies.fsdp2 import find_ignored_parameters, shard
+from littrainer.strategies.full_state import reshard_gathered, shard_like
+from littrainer.strategies.mixed_precision import get_autocast_dtype
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
     """
 
     # In a micro-batch, besides `block_backward_sync`: so FastEpochLoop carries it out.
-    acts_behind_backward_passes_only = True
+    has_only_post_backward_hooks = True
     block_backward_sync = block_backward_sync
     # Parameters whose gradients are those of this process alone, and the groups of processes to average them over.
     _replicated: Sequence[nn.Parameter] = ()
@@ -64,9 +64,9 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         )
         self.cluster_environment = LaunchedProcesses(args)
         self.trained = trained
-        self.plan = sharding_plan(args)
-        layout = process_layout(args)
-        self._sizes = (layout.replicas, layout.shards) if self.plan is None else sharding_sizes(args)
+        self.plan = get_sharding_plan(args)
+        layout = get_process_layout(args)
+        self._sizes = (layout.replicas, layout.shards) if self.plan is None else get_sharding_sizes(args)
 
     def setup_environment(self) -> None:
         """Bring the process group up, and lay the processes out."""
@@ -83,7 +83,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
             model = self.trained.model
             left_out = set(model.parameters())
             if self.plan is not None:
-                left_out = ignored_parameters(model, self.plan.ignored_modules)
+                left_out = find_ignored_parameters(model, self.plan.ignored_modules)
             # In an order that is the same in all processes.
             self._replicated = [parameter for parameter in model.parameters() if parameter in left_out]
             meshes = [self.device_mesh[dimension] for dimension in ("dp_replicate", "dp_shard")]
@@ -100,7 +100,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         """
         if is_a(model, "resharding module"):
             # An optimizer would train what forward passes have gathered and kept, instead of the shards.
-            free_gathered(model)
+            reshard_gathered(model)
             return
         before = {id(parameter): name for name, parameter in model.named_parameters()}
         mesh, args = self.device_mesh, self.trained.args
@@ -110,7 +110,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
             parallelize_by_plan(model, mesh["tp"])
         if self.plan is not None:
             over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
-            shard(model, self.plan, over, args.device, forward_type(args))
+            shard(model, self.plan, over, args.device, get_autocast_dtype(args))
         if self.trained.optimizer is not None:
             exchange_parameters(self.trained.optimizer, before, dict(model.named_parameters()))
 
@@ -118,12 +118,12 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         """Average gradients of what is not sharded when the last micro-batch of a window has been seen."""
         super().post_backward(closure_loss)
         module: Any = self.lightning_module
-        if self._replicated and self._groups and module.exchanges_gradients:
+        if self._replicated and self._groups and module.should_sync_gradients:
             for group in self._groups:
-                average_gradients(self._replicated, group)
+                all_reduce_gradients(self._replicated, group)
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
+def all_reduce_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
     """Replace each gradient by its mean over the processes of a group, all of which hold the same slices."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -160,4 +160,4 @@ def exchange_parameters(optimizer: Any, names: dict[int, str], sharded: dict[str
         now = sharded.get(names.get(id(parameter), ""))
         if now is not None and now is not parameter:
             del optimizer.state[parameter]
-            optimizer.state[now] = {entry: spread_like(now, value) for entry, value in entries.items()}
+            optimizer.state[now] = {entry: shard_like(now, value) for entry, value in entries.items()}

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from littrainer.arguments.process import NO_COMPILATION
-from littrainer.arguments.sharding import sharding_plan
-from littrainer.model.traversal import move_to
-from littrainer.strategies.mixed_precision import forward_type, run_forward_in
+from littrainer.arguments.sharding import get_sharding_plan
+from littrainer.model.traversal import move_model
+from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
 
 
-def wrapped_model(trainer: Any) -> nn.Module:
+def wrap_for_training(trainer: Any) -> nn.Module:
     """Prepare the model on its device, and return what training steps call.
 
     `trainer.model` stays the user's module, so that what is saved has its names. What wrapped it once is kept: a second
@@ -24,16 +24,16 @@ def wrapped_model(trainer: Any) -> nn.Module:
     model = trainer.model
     wrapped_before = any(part is model for part in trainer.model_wrapped.modules())
     before = trainer.model_wrapped if wrapped_before else model
-    if before is not model and is_own_wrapping(before, model) and not _exchanges_as_needed(trainer, before):
+    if before is not model and is_wrapped_by_trainer(before, model) and not _exchanges_as_needed(trainer, before):
         before = model
     wrapped = trainer._wrap_model(before)
     # What a subclass puts around the model is called as it is; so it is in transformers.
     if wrapped is model or is_compiled(wrapped):
-        return prepared_model(trainer, wrapped, _data_parallel(trainer))
+        return autocast_and_compile(trainer, wrapped, _data_parallel(trainer))
     return wrapped
 
 
-def prepared_model(
+def autocast_and_compile(
     trainer: Any, wrapped: nn.Module | None = None, data_parallel: Callable[[nn.Module], nn.Module] | None = None
 ) -> nn.Module:
     """Let the model's forward run in mixed precision, and return it, compiled if the arguments ask for it.
@@ -43,23 +43,23 @@ def prepared_model(
         data_parallel: puts DDP around the model.
     """
     model = trainer.model
-    dtype = forward_type(trainer.args)
-    plan = sharding_plan(trainer.args)
+    dtype = get_autocast_dtype(trainer.args)
+    plan = get_sharding_plan(trainer.args)
     # What is sharded computes in half precision by the policy that it is sharded with.
     if dtype is not None and (plan is None or plan.version == 1):
-        run_forward_in(model, trainer.args.device.type, dtype)
+        autocast_forward(model, trainer.args.device.type, dtype)
     if wrapped is not None and wrapped is not model:
         return wrapped
     if data_parallel is not None:
         model = data_parallel(model)
-    keywords = compile_keywords(trainer.args)
+    keywords = get_compile_keywords(trainer.args)
     if keywords is None or is_compiled(model):
         return model
     compiled: Any = torch.compile(model, **keywords)
     return compiled
 
 
-def compile_keywords(args: Any) -> dict[str, Any] | None:
+def get_compile_keywords(args: Any) -> dict[str, Any] | None:
     """The keywords for `torch.compile`; None if nothing is compiled."""
     backend = (args.torch_compile_backend or NO_COMPILATION).lower()
     if not args.torch_compile or backend == NO_COMPILATION:
@@ -79,22 +79,22 @@ def is_compiled(model: nn.Module) -> bool:
 def move_to_device(trainer: Any) -> None:
     """Move the model to the device of this process; one that is sharded goes there part by part."""
     if not trainer.is_fsdp_enabled:
-        move_to(trainer.model, trainer.args.device)
+        move_model(trainer.model, trainer.args.device)
 
 
-def follow_unfrozen_parameters(trainer: Any) -> None:
+def rewrap_after_unfreezing(trainer: Any) -> None:
     """Put DDP around a model again whose trained parameters a callback has changed: gradients of further ones would not
     be exchanged.
     """
     wrapped, data_parallel = trainer.model_wrapped, _data_parallel(trainer)
-    if data_parallel is None or wrapped is trainer.model or not is_own_wrapping(wrapped, trainer.model):
+    if data_parallel is None or wrapped is trainer.model or not is_wrapped_by_trainer(wrapped, trainer.model):
         return
     if not _exchanges_as_needed(trainer, wrapped):
-        trainer.model_wrapped = prepared_model(trainer, None, data_parallel)
+        trainer.model_wrapped = autocast_and_compile(trainer, None, data_parallel)
 
 
-def is_own_wrapping(wrapped: Any, model: nn.Module) -> bool:
-    """Whether there is nothing around the model but what `prepared_model` puts there."""
+def is_wrapped_by_trainer(wrapped: Any, model: nn.Module) -> bool:
+    """Whether there is nothing around the model but what `autocast_and_compile` puts there."""
     inner = wrapped._orig_mod if is_compiled(wrapped) and wrapped is not model else wrapped
     return inner is model or (isinstance(inner, nn.parallel.DistributedDataParallel) and inner.module is model)
 
@@ -111,6 +111,6 @@ def _exchanges_as_needed(trainer: Any, wrapped: Any) -> bool:
     is_data_parallel = isinstance(inner, nn.parallel.DistributedDataParallel)
     if _data_parallel(trainer) is None:
         return not is_data_parallel
-    from littrainer.strategies.data_parallel import still_exchanges
+    from littrainer.strategies.data_parallel import is_reusable_ddp
 
-    return still_exchanges(inner, trainer.model)
+    return is_reusable_ddp(inner, trainer.model)

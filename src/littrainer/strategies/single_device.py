@@ -10,8 +10,8 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, meeting_point
-from littrainer.model.traversal import is_on, stays_in_place
+from littrainer.distributed.environment import DEFAULT_PORT, LOCAL_ADDRESS, get_rendezvous_point
+from littrainer.model.traversal import is_immovable, is_on_device
 from littrainer.runtime.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class LaunchedProcesses(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """Host of the first process."""
-        point = meeting_point()
+        point = get_rendezvous_point()
         return LOCAL_ADDRESS if point is None else point.address
 
     @property
     def main_port(self) -> int:
         """Port on which the first process is found."""
-        point = meeting_point()
+        point = get_rendezvous_point()
         return DEFAULT_PORT if point is None else point.port
 
     @staticmethod
@@ -103,13 +103,13 @@ def block_backward_sync(strategy: Any) -> Any:
         strategy: the strategy of which this is a method.
     """
     module = strategy.lightning_module
-    if module is None or module.exchanges_gradients:
+    if module is None or module.should_sync_gradients:
         return nullcontext()
     model = module.owner.model
-    return without_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
+    return disable_gradient_sync(model if is_a(model, "resharding module") else module.owner.model_wrapped)
 
 
-def without_gradient_sync(model: Any) -> AbstractContextManager[Any]:
+def disable_gradient_sync(model: Any) -> AbstractContextManager[Any]:
     """Return a context in which processes do not exchange the gradients of a model.
 
     Parameters:
@@ -136,7 +136,7 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run as Lightning does, but leave a model that stays in place where it is, and its optimizer too."""
         assert self.model is not None
-        if stays_in_place(self.model):
+        if is_immovable(self.model):
             self.set_up_in_place(trainer)
         else:
             super().setup(trainer)
@@ -144,10 +144,10 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     def model_to_device(self) -> None:
         """Move the model; on the host the Trainer has, and going through it once more would find nothing to move."""
         model: Any = self.model
-        if model.device != self.root_device or not is_on(model, self.root_device):
+        if model.device != self.root_device or not is_on_device(model, self.root_device):
             super().model_to_device()
 
 
-def single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
+def create_single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
     """The strategy of one process with one device."""
     return ResidentSingleDeviceStrategy(device=trained.args.device)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.shards import is_sharded
+from littrainer.strategies.full_state import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def parallelize_by_plan(model: nn.Module, mesh: DeviceMesh) -> None:
     """
     if is_sharded(model):
         return
-    styles = styles_by_layer(model, plan_of(model), mesh.size())
+    styles = find_layer_styles(model, get_tp_plan(model), mesh.size())
     ties = _ties(model)
     _take_over_from_first(model)
     for name in _without_ties_that_would_break(styles, ties):
@@ -104,7 +104,7 @@ def parallelize_by_plan(model: nn.Module, mesh: DeviceMesh) -> None:
     _tie_again(model, ties)
 
 
-def plan_of(model: nn.Module) -> Mapping[str, str]:
+def get_tp_plan(model: nn.Module) -> Mapping[str, str]:
     """The plan that a model brings.
 
     Raises:
@@ -126,7 +126,7 @@ def plan_of(model: nn.Module) -> Mapping[str, str]:
     return plan
 
 
-def styles_by_layer(model: nn.Module, plan: Mapping[str, str], processes: int) -> dict[str, str]:
+def find_layer_styles(model: nn.Module, plan: Mapping[str, str], processes: int) -> dict[str, str]:
     """The style of each layer that a plan is about.
 
     Parameters:

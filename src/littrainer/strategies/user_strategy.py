@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 
-from littrainer.strategies.choice import TrainedModel, strategy_for
+from littrainer.strategies.choice import TrainedModel, create_strategy
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import LaunchedProcesses, ResidentSingleDeviceStrategy
 
@@ -29,7 +29,7 @@ FITTED: tuple[tuple[type[Strategy], type[Strategy]], ...] = (
 )
 
 
-def fitted_strategy(given: Any, trained: TrainedModel) -> Any:
+def adapt_strategy(given: Any, trained: TrainedModel) -> Any:
     """A strategy of the user's, for one `lightning.Trainer` of the processes that are running already.
 
     Parameters:
@@ -38,7 +38,7 @@ def fitted_strategy(given: Any, trained: TrainedModel) -> Any:
     Raises:
         ValueError: it starts processes itself, or is one of DeepSpeed's.
     """
-    fitted: Any = strategy_for(trained) if given == "auto" else _made_to_fit(given)
+    fitted: Any = create_strategy(trained) if given == "auto" else _made_to_fit(given)
     if isinstance(fitted, ParallelStrategy):
         args = trained.args
         if fitted.cluster_environment is None and args.world_size > 1:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from littrainer.arguments.report_to import require_installed, tracker_label, trackers_in
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.report_to import format_tracker, list_trackers, require_installed
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 
@@ -80,7 +80,7 @@ class TrackerCallback(TrainerCallback):
         require_installed(self.service)
 
     @property
-    def shown_name(self) -> str:
+    def display_name(self) -> str:
         """Return the name that warnings use."""
         return self.service or type(self).__name__
 
@@ -255,31 +255,31 @@ class TrackerCallback(TrainerCallback):
         self.has_failed = True
         logger.warning(
             "Reporting to %s failed (%s: %.300s). Training continues, and nothing more is reported there.",
-            self.shown_name,
+            self.display_name,
             type(error).__name__,
             next(iter(str(error).splitlines()), ""),
         )
-        logger.info("Where reporting to %s failed:", self.shown_name, exc_info=error)
+        logger.info("Where reporting to %s failed:", self.display_name, exc_info=error)
         # The service may fail again.
         with contextlib.suppress(Exception):
             self.release()
 
 
-def model_config_of(model: Any) -> dict[str, Any]:
+def get_model_config(model: Any) -> dict[str, Any]:
     """Return a model's configuration as a dict without secrets, or an empty dict."""
     config = getattr(model, "config", None)
     if config is None:
         return {}
-    return without_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
+    return redact_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
 
 
-def shown_arguments(args: Any) -> dict[str, Any]:
+def mask_arguments(args: Any) -> dict[str, Any]:
     """Return the training arguments as plain values, with secrets masked."""
-    shown = {**args.to_dict(), "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
+    shown = {**args.to_dict(), "report_to": [format_tracker(tracker) for tracker in list_trackers(args.report_to)]}
     if "lightning" in shown:
         # Loggers and plugins among its values may have secrets as attributes.
         shown["lightning"] = json.loads(json.dumps(args.lightning, default=_path_or_class_name))
-    return without_secrets(shown)
+    return redact_secrets(shown)
 
 
 def _path_or_class_name(value: Any) -> str:
@@ -288,7 +288,7 @@ def _path_or_class_name(value: Any) -> str:
 
 def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
     """Return the parameters of a run in most services: the model's configuration, updated by the arguments."""
-    parameters = {**model_config_of(model), **shown_arguments(args)}
+    parameters = {**get_model_config(model), **mask_arguments(args)}
     peft_config = getattr(model, "peft_config", None)
     return parameters if peft_config is None else {"peft_config": peft_config, **parameters}
 
@@ -302,7 +302,7 @@ PREFIXED_SPLITS = ("eval", "test")
 SUMMARY_VALUES = ("train_loss", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 
 
-def with_tracked_names(logs: dict[str, Any]) -> dict[str, Any]:
+def rename_for_trackers(logs: dict[str, Any]) -> dict[str, Any]:
     """Return logged values under the names that trackers show: `train/loss`, `eval/accuracy`."""
     shown = {}
     for name, value in logs.items():
@@ -311,12 +311,12 @@ def with_tracked_names(logs: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def without_summary(logs: dict[str, Any]) -> dict[str, Any]:
+def drop_summary_values(logs: dict[str, Any]) -> dict[str, Any]:
     """Return logged values without the results of a whole training, under the names that trackers show."""
-    return with_tracked_names({name: value for name, value in logs.items() if name not in SUMMARY_VALUES})
+    return rename_for_trackers({name: value for name, value in logs.items() if name not in SUMMARY_VALUES})
 
 
-def as_number(value: Any) -> float | int | None:
+def convert_to_number(value: Any) -> float | int | None:
     """Return a number, or a tensor or array of one number, as a plain number; None for everything else."""
     if isinstance(value, numbers.Real):
         return value if isinstance(value, (int, float)) else float(value)
@@ -326,17 +326,17 @@ def as_number(value: Any) -> float | int | None:
     return None
 
 
-def only_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
+def drop_non_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
     """Return the values that a service can draw as curves; warn once about each of the others."""
-    values = {name: as_number(value) for name, value in logs.items()}
+    values = {name: convert_to_number(value) for name, value in logs.items()}
     for name, number in values.items():
         if number is None:
-            warn_of_left_out(service, name, type(logs[name]).__name__)
+            warn_not_a_number(service, name, type(logs[name]).__name__)
     return {name: number for name, number in values.items() if number is not None}
 
 
 @functools.cache
-def warn_of_left_out(service: str, name: str, kind: str) -> None:
+def warn_not_a_number(service: str, name: str, kind: str) -> None:
     """Warn, once for each service and name, that a value is not reported because it is not a number."""
     logger.warning("%s: the logged value %r is left out, because it is a %s and not a number.", service, name, kind)
 
@@ -344,7 +344,7 @@ def warn_of_left_out(service: str, name: str, kind: str) -> None:
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
     """Write a model as `Trainer.save_model` does."""
     from littrainer.checkpoint.weights import write_weights
-    from littrainer.checkpoint.writer import write_companions
+    from littrainer.checkpoint.writer import write_tokenizer_and_args
 
     write_weights(model, folder)
-    write_companions(folder, args, processing_class)
+    write_tokenizer_and_args(folder, args, processing_class)

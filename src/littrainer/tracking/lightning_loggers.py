@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from littrainer.callbacks.handler import CallbackHandler
-from littrainer.data.limits import HasKeywords, development_batches, further_keywords
+from littrainer.data.limits import KeywordSource, count_development_batches, get_lightning_keywords
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.tracking.base import TrackerCallback, hyperparameters, only_numbers, with_tracked_names
+from littrainer.tracking.base import TrackerCallback, drop_non_numbers, hyperparameters, rename_for_trackers
 
 
 def _for_each_tracker(name: str) -> Callable[..., None]:
@@ -50,7 +50,7 @@ class _LoggerTracker(TrackerCallback):
         self._is_finalized = False
 
     @property
-    def shown_name(self) -> str:
+    def display_name(self) -> str:
         return type(self.lightning_logger).__name__
 
     def begin_training(self, args: Any, state: Any) -> None:
@@ -61,7 +61,9 @@ class _LoggerTracker(TrackerCallback):
         self.lightning_logger.log_hyperparams(hyperparameters(args, model))
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        self.lightning_logger.log_metrics(with_tracked_names(only_numbers(logs, self.shown_name)), state.global_step)
+        self.lightning_logger.log_metrics(
+            rename_for_trackers(drop_non_numbers(logs, self.display_name)), state.global_step
+        )
         if self._is_finalized:
             # Some loggers buffer values, and no end of a training follows.
             self.lightning_logger.save()
@@ -81,21 +83,21 @@ class _LoggerTracker(TrackerCallback):
             self.lightning_logger.finalize(status)
 
 
-def loggers_of(callbacks: Iterable[Any]) -> list[Any]:
+def get_shared_loggers(callbacks: Iterable[Any]) -> list[Any]:
     """Return loggers for a `lightning.Trainer` that write to the runs of a Trainer's trackers."""
     trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
 
 
-def adopt_loggers(source: HasKeywords, handler: CallbackHandler) -> None:
+def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None:
     """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`.
 
     Parameters:
         source: holds the keywords for `lightning.Trainer`.
         handler: gets the trackers.
     """
-    keyword = further_keywords(source).get("logger")
-    if development_batches(source):
+    keyword = get_lightning_keywords(source).get("logger")
+    if count_development_batches(source):
         return
     if keyword is True:
         keyword = source.lightning_keywords["logger"] = [_default_logger(source.args.output_dir)]

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.report_to import SERVICES, environment_says
+from littrainer.arguments.report_to import SERVICES, is_enabled_in_environment
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.tracking.base import TrackerCallback, model_config_of, only_numbers, shown_arguments
+from littrainer.tracking.base import TrackerCallback, drop_non_numbers, get_model_config, mask_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class MLflowCallback(TrackerCallback):
     shares_run = True
 
     def __init__(self) -> None:
-        reason = SERVICES["mlflow"].switched_off()
+        reason = SERVICES["mlflow"].get_disabled_reason()
         if reason is not None:
             raise ImportError(f"MLflowCallback is not to be used: {reason}.")
         super().__init__()
@@ -51,7 +51,7 @@ class MLflowCallback(TrackerCallback):
         super().begin_training(args, state)
         # A run of the script takes all trials, and the parameters of the first: MLflow lets none be changed.
         is_same = self._active_run_id() == self._run_id_written_to()
-        is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
+        is_nested = self._is_trial and is_enabled_in_environment("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
 
     def start_run(self, args: Any, state: Any, model: Any) -> None:
@@ -62,10 +62,10 @@ class MLflowCallback(TrackerCallback):
         active one; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS writes nested parameters one by one;
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
-        self.uploads_checkpoints = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
+        self.uploads_checkpoints = is_enabled_in_environment("HF_MLFLOW_LOG_ARTIFACTS")
         self._open_run(args, state)
         self._run_logger()
-        self._log_parameters({**model_config_of(model), **shown_arguments(args)})
+        self._log_parameters({**get_model_config(model), **mask_arguments(args)})
         tags = os.environ.get("MLFLOW_TAGS")
         if tags:
             self._ml_flow.set_tags(json.loads(tags))
@@ -74,7 +74,7 @@ class MLflowCallback(TrackerCallback):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri and not self._ml_flow.is_tracking_uri_set():
             self._ml_flow.set_tracking_uri(uri)
-        is_nested, wanted = environment_says("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
+        is_nested, wanted = is_enabled_in_environment("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
         active = self._active_run_id()
         if active is not None and not is_nested and wanted in (None, "", active):
             return
@@ -85,7 +85,7 @@ class MLflowCallback(TrackerCallback):
         self._auto_end_run = True
 
     def _log_parameters(self, parameters: dict[str, Any]) -> None:
-        if environment_says("MLFLOW_FLATTEN_PARAMS"):
+        if is_enabled_in_environment("MLFLOW_FLATTEN_PARAMS"):
             parameters = _flatten(parameters)
         too_long = [name for name, value in parameters.items() if len(str(value)) > self._MAX_PARAM_VAL_LENGTH]
         if too_long:
@@ -106,7 +106,7 @@ class MLflowCallback(TrackerCallback):
         run_id = self._run_logger().run_id
         # The end of a run waits for what is being written; nothing waits for what is written after it.
         has_ended = self._active_run_id() is None
-        numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in only_numbers(logs, self.service).items()}
+        numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in drop_non_numbers(logs, self.service).items()}
         self._pending = self._ml_flow.log_metrics(numbers, step=state.global_step, synchronous=has_ended, run_id=run_id)
 
     def _raise_earlier_failure(self) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from littrainer.arguments.report_to import (
     SERVICES,
-    available_services,
+    check_tracker_name,
+    list_available_services,
+    list_trackers,
     require_installed,
-    require_known,
-    trackers_in,
 )
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback
@@ -23,7 +23,7 @@ from littrainer.tracking.lightning_loggers import LightningLoggersCallback
 logger = logging.getLogger(__name__)
 
 
-def trackers_for(report_to: Any) -> list[Any]:
+def create_trackers(report_to: Any) -> list[Any]:
     """Return callbacks that report to the services in `report_to`.
 
     Parameters:
@@ -34,29 +34,29 @@ def trackers_for(report_to: Any) -> list[Any]:
         ValueError: a name is unknown.
         ImportError: the package of a service is not installed.
     """
-    chosen = trackers_in(report_to)
+    chosen = list_trackers(report_to)
     if chosen == ["all"]:
-        chosen = available_services()
+        chosen = list_available_services()
     loggers = [item for item in chosen if is_a(item, "lightning logger")]
     callbacks: list[Any] = []
     for name in dict.fromkeys(item for item in chosen if not is_a(item, "lightning logger")):
         if name in SERVICES:
             require_installed(name)
-            reason = SERVICES[name].switched_off()
+            reason = SERVICES[name].get_disabled_reason()
             if reason is not None:
                 logger.warning("Nothing is reported to %s: %s.", name, reason)
                 continue
-        callbacks.append(tracker_class(name)())
+        callbacks.append(get_tracker_class(name)())
     return [*callbacks, LightningLoggersCallback(loggers)] if loggers else callbacks
 
 
-def tracker_classes(report_to: Any) -> list[type]:
+def get_tracker_classes(report_to: Any) -> list[type]:
     """Return the callback classes of the services in `report_to`; a ValueError if a name is unknown."""
-    names = trackers_in(report_to)
-    return [tracker_class(name) for name in (available_services() if names == ["all"] else names)]
+    names = list_trackers(report_to)
+    return [get_tracker_class(name) for name in (list_available_services() if names == ["all"] else names)]
 
 
-def tracker_class(name: Any) -> type:
+def get_tracker_class(name: Any) -> type:
     """Return the callback class of a service, or one that a script has added to transformers' table under that name.
 
     Raises:
@@ -65,7 +65,7 @@ def tracker_class(name: Any) -> type:
     added = getattr(sys.modules.get("transformers.integrations.integration_utils"), "INTEGRATION_TO_CALLBACK", {})
     if name not in SERVICES and name in added:
         return added[name]
-    require_known(name)
+    check_tracker_name(name)
     module, _, class_name = SERVICES[name].callback.partition(":")
     return getattr(importlib.import_module(f"littrainer.tracking.{module}"), class_name)
 

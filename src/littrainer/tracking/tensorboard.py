@@ -8,8 +8,14 @@ import os
 import socket
 from typing import Any
 
-from littrainer.arguments.secrets import without_secrets
-from littrainer.tracking.base import TrackerCallback, as_number, shown_arguments, warn_of_left_out, with_tracked_names
+from littrainer.arguments.secrets import redact_secrets
+from littrainer.tracking.base import (
+    TrackerCallback,
+    convert_to_number,
+    mask_arguments,
+    rename_for_trackers,
+    warn_not_a_number,
+)
 
 
 class TensorBoardCallback(TrackerCallback):
@@ -63,25 +69,25 @@ class TensorBoardCallback(TrackerCallback):
     def start_run(self, args: Any, state: Any, model: Any) -> None:
         if self.tb_writer is None:
             self._init_summary_writer(args)
-        self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))
+        self.tb_writer.add_text("args", json.dumps(mask_arguments(args), indent=2, default=str))
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             values = json.loads(config.to_json_string())
-            shown = without_secrets(values)
+            shown = redact_secrets(values)
             text = config.to_json_string() if shown is values else json.dumps(shown, indent=2, sort_keys=True)
             self.tb_writer.add_text("model_config", text)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         if self.tb_writer is None:
             self._init_summary_writer(args)
-        for name, value in with_tracked_names(logs).items():
-            number = as_number(value)
+        for name, value in rename_for_trackers(logs).items():
+            number = convert_to_number(value)
             if number is not None:
                 self.tb_writer.add_scalar(name, number, state.global_step)
             elif isinstance(value, str):
                 self.tb_writer.add_text(name, value, state.global_step)
             else:
-                warn_of_left_out(self.service, name, type(value).__name__)
+                warn_not_a_number(self.service, name, type(value).__name__)
         self.tb_writer.flush()
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:

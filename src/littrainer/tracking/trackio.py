@@ -8,10 +8,10 @@ from typing import Any
 
 from littrainer.tracking.base import (
     TrackerCallback,
+    drop_summary_values,
     hyperparameters,
+    rename_for_trackers,
     survives_failure,
-    with_tracked_names,
-    without_summary,
 )
 
 SPACE_ADDRESS = "https://huggingface.co/spaces/"
@@ -68,10 +68,10 @@ class TrackioCallback(TrackerCallback):
             self._trackio.config["model/num_parameters"] = model.num_parameters()
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        self._trackio.log({**without_summary(logs), "train/global_step": state.global_step})
+        self._trackio.log({**drop_summary_values(logs), "train/global_step": state.global_step})
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        self._trackio.log(with_tracked_names(metrics))
+        self._trackio.log(rename_for_trackers(metrics))
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Finish the run, and publish a Space's results as a static one, unless `trackio_static_space_id` is False."""

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from littrainer.arguments.report_to import SERVICES, require_installed
-from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.secrets import redact_secrets
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.redirection.shim import import_original
 from littrainer.tracking.base import (
     TrackerCallback,
-    only_numbers,
-    shown_arguments,
+    drop_non_numbers,
+    mask_arguments,
     survives_failure,
     write_final_model,
 )
@@ -148,7 +148,7 @@ ADDITIONS: dict[str, type] = {
 def _mask_model(model: Any) -> Any:
     config: Any = getattr(model, "config", None)
     values = config.to_dict() if hasattr(config, "to_dict") else config
-    shown = without_secrets(values)
+    shown = redact_secrets(values)
     if shown is values:
         return model
     if isinstance(config, dict):
@@ -174,14 +174,14 @@ def _guard(event: Callable[..., Any]) -> Any:
             # transformers' Trainer has made the folder by then, which CodeCarbon needs.
             os.makedirs(args.output_dir, exist_ok=True)
         shown = copy.copy(args)
-        vars(shown).update(without_secrets(vars(args)), to_dict=lambda: shown_arguments(args))
+        vars(shown).update(redact_secrets(vars(args)), to_dict=lambda: mask_arguments(args))
         if self.trial_folder is not None:
             shown.output_dir = str(self.trial_folder)
         before = dict(vars(shown))
         if "model" in kwargs:
             kwargs["model"] = _mask_model(kwargs["model"])
         for name in kwargs.keys() & {"logs", "metrics"}:
-            kwargs[name] = only_numbers(kwargs[name], self.service)
+            kwargs[name] = drop_non_numbers(kwargs[name], self.service)
         event(self, shown, state, control, **kwargs)
         for name, value in vars(shown).items():
             # ClearML's server may override arguments of a task that one of its agents runs.

@@ -14,10 +14,10 @@ from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.tracking.base import (
     SUMMARY_VALUES,
     TrackerCallback,
+    drop_summary_values,
+    get_model_config,
     hyperparameters,
-    model_config_of,
-    with_tracked_names,
-    without_summary,
+    rename_for_trackers,
     write_final_model,
 )
 
@@ -127,10 +127,10 @@ class WandbCallback(TrackerCallback):
         for name in SUMMARY_VALUES:
             if name in logs:
                 run.summary[name] = logs[name]
-        self._run_logger().log_metrics({**without_summary(logs), STEP_METRIC: state.global_step})
+        self._run_logger().log_metrics({**drop_summary_values(logs), STEP_METRIC: state.global_step})
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        self._run_logger().log_metrics(with_tracked_names(metrics))
+        self._run_logger().log_metrics(rename_for_trackers(metrics))
 
     def _run_logger(self) -> Any:
         from lightning.pytorch.loggers import WandbLogger
@@ -167,7 +167,7 @@ class WandbCallback(TrackerCallback):
 
     def _upload_initial_model(self, args: Any, model: Any) -> None:
         metadata = {
-            "model_config": model_config_of(model) or None,
+            "model_config": get_model_config(model) or None,
             "num_parameters": self._wandb.config.get(PARAMETER_COUNT),
             "initial_model": True,
         }

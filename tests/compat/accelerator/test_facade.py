@@ -124,8 +124,8 @@ def test_version_1_of_fsdp_has_a_scaler_that_asks_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None, kind: str
 ) -> None:
     plan = None if version is None else SimpleNamespace(version=version)
-    monkeypatch.setattr("littrainer.compat.accelerator.facade.sharding_plan", lambda args: plan)
-    monkeypatch.setattr("littrainer.compat.accelerator.facade.forward_type", lambda args: torch.float16)
+    monkeypatch.setattr("littrainer.compat.accelerator.facade.get_sharding_plan", lambda args: plan)
+    monkeypatch.setattr("littrainer.compat.accelerator.facade.get_autocast_dtype", lambda args: torch.float16)
     facade = AcceleratorFacade(quiet_arguments(tmp_path))
     assert type(facade.scaler).__name__ == kind and facade.scaler is facade.scaler
 

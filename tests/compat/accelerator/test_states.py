@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer
-from littrainer.arguments.sharding import plugin_arguments, sharding_plan
+from littrainer.arguments.sharding import get_fsdp_plugin_keywords, get_sharding_plan
 from littrainer.compat.accelerator import AcceleratorFacade
 from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -119,9 +119,9 @@ def test_a_sharded_model_and_a_layout_are_told_in_accelerates_words(
     facade = AcceleratorFacade(args)
     assert str(facade.distributed_type) == "DistributedType.FSDP"
     assert facade.is_fsdp2
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     assert plan is not None
-    plugin = FullyShardedDataParallelPlugin(**plugin_arguments(plan))
+    plugin = FullyShardedDataParallelPlugin(**get_fsdp_plugin_keywords(plan))
     assert plugin.fsdp_version == 2 and plugin.activation_checkpointing and plugin.reshard_after_forward is True
     assert "FULL_STATE_DICT" in str(plugin.state_dict_type)
 

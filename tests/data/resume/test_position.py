@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.loaders import PrefetchLoader
 from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.progress import DataProgress
-from littrainer.data.resume.skipping import can_skip_by_index, copy_with_parts, parts_after_rows
+from littrainer.data.resume.skipping import build_skipping_attributes, can_skip_by_index, copy_with_attributes
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import ShardSpec, SharedBatches
 from tests.data.test_loaders import Numbers
@@ -20,8 +20,8 @@ def test_a_generator_that_reading_draws_from_now_and_then_goes_on_where_it_stood
     def rarely_noisy(samples: list[int]) -> Any:
         return (*samples, random.random()) if samples[0] in (12, 24) else samples
 
-    def loader() -> LookaheadLoader:
-        return LookaheadLoader(Numbers(30), 2, collate_fn=rarely_noisy)
+    def loader() -> PrefetchLoader:
+        return PrefetchLoader(Numbers(30), 2, collate_fn=rarely_noisy)
 
     progress = DataProgress()
     batches = progress.batches(loader())
@@ -42,7 +42,7 @@ def resumed_at(loader: Any, batches: int) -> DataProgress:
     return progress
 
 
-@pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
+@pytest.mark.parametrize("kind", [DataLoader, PrefetchLoader])
 def test_batches_of_a_mapped_dataset_are_left_out_without_reading_a_sample(kind: Any) -> None:
     dataset = Numbers(10)
     loader = kind(dataset, 3, collate_fn=list, sampler=EpochSeededSampler(dataset, data_seed=1))
@@ -53,12 +53,12 @@ def test_batches_of_a_mapped_dataset_are_left_out_without_reading_a_sample(kind:
     progress = resumed_at(loader, 2)
     assert list(progress.batches(loader)) == whole[2:]
     assert dataset.read == [number for batch in whole[2:] for number in batch]
-    assert [progress.rows_of_batch(0, number) for number in range(4)] == [None, None, *whole[2:]]
+    assert [progress.find_batch_rows(0, number) for number in range(4)] == [None, None, *whole[2:]]
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}])
 def test_only_the_resumed_epoch_is_shortened(workers: dict[str, Any]) -> None:
-    loader = LookaheadLoader(Numbers(6), 2, collate_fn=list, **workers)
+    loader = PrefetchLoader(Numbers(6), 2, collate_fn=list, **workers)
     progress = resumed_at(loader, 2)
     epochs = []
     for _ in range(2):
@@ -78,7 +78,7 @@ class OtherBatches(DataLoader[Any]):
 
 @pytest.mark.parametrize(
     "loader",
-    [OtherBatches(Numbers(4)), LookaheadLoader(Stream([]), 2), DataLoader(Numbers(4), batch_size=None), ["a", "b"]],
+    [OtherBatches(Numbers(4)), PrefetchLoader(Stream([]), 2), DataLoader(Numbers(4), batch_size=None), ["a", "b"]],
     ids=["own iteration", "stream", "no batches", "list"],
 )
 def test_what_has_no_batch_sampler_that_counts_cannot_be_skipped_by_index(loader: Any) -> None:
@@ -101,7 +101,7 @@ class Tells(IterableDataset[Any]):
 
 def test_a_state_that_a_checkpoint_cannot_hold_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     progress = DataProgress()
-    next(progress.batches(LookaheadLoader(Tells(state={"callback": print}), 2)), None)
+    next(progress.batches(PrefetchLoader(Tells(state={"callback": print}), 2)), None)
     assert [progress.state(number, epoch_is_over=False)["stream"] for number in (1, 1)] == [None, None]
     assert caplog.text.count("Tells.state_dict() holds objects that no checkpoint stores") == 1
 
@@ -112,12 +112,12 @@ def batches_of(
     """The index batches that a process reads behind some rows, of a loader whose batches several may share."""
     batches: Any = BatchSampler(range(rows), size, drop_last)
     loader = DataLoader(Numbers(rows), batch_sampler=batches if share is None else SharedBatches(batches, share))
-    parts = parts_after_rows(loader, [left_out])
+    parts = build_skipping_attributes(loader, [left_out])
     assert parts is not None
     read = list(parts["batch_sampler"])
     # Only the next iteration is shorter.
     assert next(iter(parts["batch_sampler"]))[0] == (0 if share is None else share.index * size)
-    assert len(copy_with_parts(loader, parts_after_rows(loader, [left_out]) or {})) == len(read)
+    assert len(copy_with_attributes(loader, build_skipping_attributes(loader, [left_out]) or {})) == len(read)
     return read
 
 
@@ -129,7 +129,7 @@ def test_batches_are_formed_of_the_rows_that_are_left() -> None:
 
 
 def test_the_last_batch_after_skipped_rows_has_the_rows_that_are_left() -> None:
-    loader = LookaheadLoader(Numbers(10), 4)
+    loader = PrefetchLoader(Numbers(10), 4)
     change = {"rows": [3], "batches": 0, "window": 0, "share": 0.3}
     progress = DataProgress(loader)
     progress.resume_at(DataPosition(0, 0, data={"layout_change": change}), lambda: None)
@@ -142,7 +142,7 @@ def rows_after(loader: Any, batches: int) -> Any:
 
 
 def test_the_rows_of_some_batches_are_counted_over_all_processes_and_for_each_worker_that_reads_a_stream() -> None:
-    loader = LookaheadLoader(Numbers(40), 3)
+    loader = PrefetchLoader(Numbers(40), 3)
     loader.processes = 4
     assert rows_after(loader, 2) == [24]
     # Three workers take turns: five batches are two, two and one.
@@ -152,6 +152,6 @@ def test_the_rows_of_some_batches_are_counted_over_all_processes_and_for_each_wo
 
 def test_a_stream_that_is_read_in_other_parts_cannot_leave_rows_out() -> None:
     stream = DataLoader(Stream([{"x": number} for number in range(6)]), 2, collate_fn=list)
-    later = copy_with_parts(stream, parts_after_rows(stream, [3]) or {})
+    later = copy_with_attributes(stream, build_skipping_attributes(stream, [3]) or {})
     assert [[row["x"] for row in batch] for batch in later] == [[3, 4], [5]]
-    assert parts_after_rows(stream, [3, 2]) is None
+    assert build_skipping_attributes(stream, [3, 2]) is None

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from torch.utils.data import get_worker_info
 
-from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.loaders import PrefetchLoader
 from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.progress import DataProgress
-from littrainer.data.resume.rng import capture_random_states, portable_states
+from littrainer.data.resume.rng import encode_rng_states, get_rng_states
 from tests.data.test_loaders import Numbers
 
 
@@ -29,9 +29,9 @@ def set_noise(worker: int) -> None:
     get_worker_info().dataset.noise = 100 * (1 + worker)  # type: ignore[union-attr, attr-defined]
 
 
-@pytest.mark.parametrize("states", [{}, {1: portable_states(capture_random_states(gpu=False))}])
+@pytest.mark.parametrize("states", [{}, {1: encode_rng_states(get_rng_states(gpu=False))}])
 def test_what_the_scripts_function_sets_on_a_workers_dataset_counts_where_batches_are_left_out(states: Any) -> None:
-    loader = LookaheadLoader(Noisy(6), 1, collate_fn=list, num_workers=2, worker_init_fn=set_noise)
+    loader = PrefetchLoader(Noisy(6), 1, collate_fn=list, num_workers=2, worker_init_fn=set_noise)
     progress = DataProgress(loader)
     progress.resume_at(DataPosition(0, 3, data={"num_workers": 2, "workers": states}), lambda: None)
     assert list(progress.batches(loader)) == list(loader)[3:] == [[203], [104], [205]]

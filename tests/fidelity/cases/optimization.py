@@ -132,7 +132,7 @@ def optimizer_passed_in_without_a_schedule(side: Side) -> Record:
 
 
 @scenario()
-def optimizer_class_and_keywords(side: Side) -> Record:
+def get_optimizer_class_and_keywords(side: Side) -> Record:
     return side.train(
         side.vector_trainer(rows=16, given={"optimizer_cls_and_kwargs": (torch.optim.Adamax, {"lr": 0.02})})
     )

@@ -17,28 +17,28 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
-from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.deepspeed import has_deepspeed
 from littrainer.arguments.process import distributed_type
-from littrainer.arguments.sharding import sharding_plan
+from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
 from littrainer.compat.accelerator.states import (
     DelegatedAttribute,
     GradientView,
-    parallelism_config_of,
+    build_parallelism_config,
     shared_accelerator_state,
 )
-from littrainer.data.loaders import LookaheadLoader, prepare_loader
+from littrainer.data.loaders import PrefetchLoader, prepare_loader
 from littrainer.distributed import collectives
-from littrainer.distributed.layout import process_layout, tensor_parallel_size
+from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
-from littrainer.model.traversal import move_to
-from littrainer.optim.stepping import clip_by_norm
+from littrainer.model.traversal import move_model
+from littrainer.optim.stepping import clip_gradient_norm
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.nested_values import truncated
-from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
-from littrainer.strategies.model_wrapping import compile_keywords, is_compiled
-from littrainer.strategies.shards import is_sharded, whole_state_dict
+from littrainer.runtime.nested_values import truncate_nested
+from littrainer.strategies.full_state import get_full_state_dict, is_sharded
+from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype, restore_forward
+from littrainer.strategies.model_wrapping import get_compile_keywords, is_compiled
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -172,7 +172,7 @@ class AcceleratorFacade:
             data = collectives.gather_objects_across_processes(input_data, copies)
             if rows is not None and type(data) is list:
                 return data[:rows]
-        return data if rows is None else truncated(data, rows)
+        return data if rows is None else truncate_nested(data, rows)
 
     def gather_each_sample(self, tensor: Any) -> Any:
         """Gather one copy of each sample that several processes have predicted together."""
@@ -205,7 +205,7 @@ class AcceleratorFacade:
     def scaler(self) -> torch.amp.GradScaler | None:
         """The GradScaler of fp16; None in any other precision, and on a CPU."""
         # A training has its own before the first step.
-        if self._scaler is None and self.module is None and forward_type(self._args) is torch.float16:
+        if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
             self._scaler = _new_scaler(self._args)
         return self._scaler
 
@@ -219,7 +219,7 @@ class AcceleratorFacade:
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
         """Return the context in which the model's forward computes, which AutocastKwargs may switch off."""
-        dtype = forward_type(self._args)
+        dtype = get_autocast_dtype(self._args)
         if dtype is None:
             return nullcontext()
         settings = {} if autocast_handler is None else autocast_handler.to_kwargs()
@@ -263,7 +263,7 @@ class AcceleratorFacade:
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
             if hasattr(wrapper, "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, given)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
-        return clip_by_norm(given, max_norm, norm_type)
+        return clip_gradient_norm(given, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each gradient to the range from `-clip_value` to `clip_value`."""
@@ -273,11 +273,11 @@ class AcceleratorFacade:
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
         """Return a context in which several processes do not exchange the gradients of a model."""
         # A Trainer imports this file, and Lightning only when it trains.
-        from littrainer.strategies.single_device import without_gradient_sync
+        from littrainer.strategies.single_device import disable_gradient_sync
 
         plugin = self._args.deepspeed_plugin
         # From stage 2 on DeepSpeed shards gradients as they are computed.
-        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else without_gradient_sync(model)
+        return nullcontext() if plugin is not None and plugin.zero_stage >= 2 else disable_gradient_sync(model)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
@@ -317,20 +317,20 @@ class AcceleratorFacade:
     ) -> nn.Module:
         """Move a model to this process's device, in mixed precision and compiled if the arguments say so."""
         args = self._args
-        if asks_for_deepspeed(args) and not evaluation_mode:
+        if has_deepspeed(args) and not evaluation_mode:
             _refuse_second_engine(model)
         if getattr(model, "_is_accelerate_prepared", False):
             return model
-        dtype = forward_type(args)
+        dtype = get_autocast_dtype(args)
         if dtype is not None:
-            run_forward_in(model, args.device.type, dtype)
+            autocast_forward(model, args.device.type, dtype)
         if device_placement is not False:
-            move_to(model, args.device)
+            move_model(model, args.device)
         prepared: Any = model
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if collectives.get_world_size() > 1 and trains and not evaluation_mode:
             prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
-        keywords = compile_keywords(args)
+        keywords = get_compile_keywords(args)
         if keywords is not None and not is_compiled(prepared):
             prepared = torch.compile(prepared, **keywords)
         prepared._is_accelerate_prepared = True
@@ -342,10 +342,10 @@ class AcceleratorFacade:
         """Return a loader of this process's shard of the data, with the order and the prefetch of the Trainer's."""
         settings = self.dataloader_config
         prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
-        if isinstance(prepared, LookaheadLoader):
+        if isinstance(prepared, PrefetchLoader):
             prepared.gradient_state = self.gradient_state
             if device_placement is not False:
-                prepared.hand_out_on(self._args.device, settings)
+                prepared.set_destination(self._args.device, settings)
         return prepared
 
     def prepare_optimizer(
@@ -398,7 +398,7 @@ class AcceleratorFacade:
             return consolidated()
         if unwrap:
             model = self.unwrap_model(model, keep_torch_compile=False)
-        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
+        return get_full_state_dict(model) if is_sharded(model) else model.state_dict()
 
     # ---- State and settings ------------------------------------------------------------------------------------------
 
@@ -410,13 +410,13 @@ class AcceleratorFacade:
     @property
     def is_fsdp2(self) -> bool:
         """Whether the model is sharded by version 2 of FSDP."""
-        plan = sharding_plan(self._args)
+        plan = get_sharding_plan(self._args)
         return plan is not None and plan.version == 2 and self._args.world_size > 1
 
     @property
     def parallelism_config(self) -> Any:
         """The argument `parallelism_config` as accelerate's ParallelismConfig; None for nothing."""
-        return parallelism_config_of(self._args)
+        return build_parallelism_config(self._args)
 
     @property
     def state(self) -> Any:
@@ -448,7 +448,7 @@ _log_once = functools.cache(logger.warning)
 
 
 def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     if plan is None or plan.version > 1:
         return torch.amp.GradScaler(args.device.type)
     # Gradients of version 1 of FSDP do not say that they are shards, so the scaler reduces over all processes.
@@ -474,9 +474,9 @@ def _refuse_second_engine(model: nn.Module) -> None:
 # Attribute that would change a training and that Lightning does not take -> what to do instead, and whether the
 # arguments say the same, so that nothing is lost.
 NOT_TAKEN: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "deepspeed_plugin": ("set deepspeed to its configuration", asks_for_deepspeed),
-    "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: sharding_plan(args) is not None),
-    "parallelism_config": ("set parallelism_config", lambda args: process_layout(args).is_given),
+    "deepspeed_plugin": ("set deepspeed to its configuration", has_deepspeed),
+    "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: get_sharding_plan(args) is not None),
+    "parallelism_config": ("set parallelism_config", lambda args: get_process_layout(args).is_given),
     "megatron_lm_plugin": ("pass a strategy as lightning={...}", lambda args: False),
     "autocast_handler": ("override autocast_smart_context_manager", lambda args: False),
     "scaler_handler": ("pass lightning={'plugins': ...} with a precision plugin", lambda args: False),
@@ -519,7 +519,7 @@ def _refuse_loss_of_settings(given: Any, args: TrainingArguments) -> None:
     ]
     if lost:
         raise NotImplementedError(f"{where}, has what littrainer's Lightning does not take: {', '.join(lost)}.")
-    if given.mixed_precision == "no" != args.mixed_precision and not asks_for_deepspeed(args):
+    if given.mixed_precision == "no" != args.mixed_precision and not has_deepspeed(args):
         _log_once(
             f"{where}, computes in float32, and so does the training: {args.mixed_precision} of the arguments has no "
             "effect. Pass mixed_precision=self.args.mixed_precision to Accelerator for it."

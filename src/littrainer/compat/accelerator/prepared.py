@@ -38,7 +38,7 @@ class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
             return None
         if self.scaler is None:
             return self.optimizer.step(closure)
-        return self.step_unless_infinite(self.optimizer, *(() if closure is None else (closure,)))
+        return self.step_unless_nonfinite(self.optimizer, *(() if closure is None else (closure,)))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -6,22 +6,22 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.deepspeed import has_deepspeed
 from littrainer.arguments.process import distributed_type, partial_state
-from littrainer.arguments.sharding import plugin_arguments, sharding_plan
+from littrainer.arguments.sharding import get_fsdp_plugin_keywords, get_sharding_plan
 from littrainer.data.loaders import current_loader
-from littrainer.distributed.layout import process_layout
+from littrainer.distributed.layout import get_process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-def parallelism_config_of(args: TrainingArguments) -> Any:
+def build_parallelism_config(args: TrainingArguments) -> Any:
     """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None for nothing."""
     given: Any = args.parallelism_config
     if given is not None and not isinstance(given, Mapping):
         return given
-    layout = process_layout(args)
+    layout = get_process_layout(args)
     if not layout.is_given:
         return None
     from accelerate import ParallelismConfig
@@ -61,7 +61,7 @@ def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any
         accelerator_state._reset_state()
     if getattr(shared.get("deepspeed_plugins"), "hf_ds_config", None) is not getattr(args, "hf_deepspeed_config", None):
         accelerator_state._reset_state()
-    if shared and (shared.get("fsdp_plugin") is None) != (sharding_plan(args) is None):
+    if shared and (shared.get("fsdp_plugin") is None) != (get_sharding_plan(args) is None):
         accelerator_state._reset_state()
     if not shared:
         from accelerate.utils import TorchDynamoPlugin
@@ -72,15 +72,15 @@ def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any
             dynamo_plugin=TorchDynamoPlugin(),
             _from_accelerator=True,
         )
-        if asks_for_deepspeed(args):
+        if has_deepspeed(args):
             made.deepspeed_plugins = args.deepspeed_plugin
-        plan = sharding_plan(args)
+        plan = get_sharding_plan(args)
         if plan is not None:
             from accelerate import FullyShardedDataParallelPlugin
 
-            made.fsdp_plugin = FullyShardedDataParallelPlugin(**plugin_arguments(plan))
+            made.fsdp_plugin = FullyShardedDataParallelPlugin(**get_fsdp_plugin_keywords(plan))
             made.distributed_type = distributed_type(args)
-        made.parallelism_config = parallelism_config_of(args)
+        made.parallelism_config = build_parallelism_config(args)
         return made
     return accelerator_state()
 

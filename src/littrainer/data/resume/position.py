@@ -60,11 +60,11 @@ class DataPosition:
     description: str | None = None
 
     @classmethod
-    def from_saved(cls, saved: Mapping[str, Any]) -> DataPosition:
+    def load_fields(cls, saved: Mapping[str, Any]) -> DataPosition:
         """Return a position from a checkpoint; entries of other versions are left out."""
         return cls(**{part.name: saved[part.name] for part in fields(cls) if part.name in saved})
 
-    def to_saved(self, *names: str) -> dict[str, Any]:
+    def dump_fields(self, *names: str) -> dict[str, Any]:
         """Return these fields for a checkpoint."""
         return {name: getattr(self, name) for name in names}
 

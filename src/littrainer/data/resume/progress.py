@@ -20,30 +20,30 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.data.dispatching import NO_BATCH
-from littrainer.data.loaders import LookaheadLoader, has_length
+from littrainer.data.loaders import PrefetchLoader, has_length
 from littrainer.data.resume.position import DataPosition, LayoutChange
 from littrainer.data.resume.rng import (
     GENERATORS,
-    capture_random_states,
-    find_advanced,
-    portable_states,
-    set_random_states,
-    states_of_portable,
+    decode_rng_states,
+    encode_rng_states,
+    find_advanced_generators,
+    get_rng_states,
+    set_rng_states,
 )
 from littrainer.data.resume.skipping import (
     MAX_REMEMBERED_BATCHES,
     RemainingBatches,
+    build_skipping_attributes,
     can_skip_by_index,
     count_stream_shards,
     global_batch_size,
-    parts_after_rows,
-    replaced_parts,
+    replace_attributes,
 )
-from littrainer.data.resume.worker_states import ContinuingInit, ReportingCollate, StatesByWorker, WorkerStates
+from littrainer.data.resume.worker_states import ReportingCollator, ResumedWorkerInit, StatesByWorker, WorkerStates
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches
-from littrainer.data.stream_end import CommonEnd
-from littrainer.data.workers import end_workers, read_batches
+from littrainer.data.stream_end import StreamEndSync
+from littrainer.data.workers import iterate_batches, shut_down_workers
 from littrainer.distributed.collectives import is_distributed
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class DataProgress:
         self.position: DataPosition | None = None
         self.workers = WorkerStates()
         self.batches_skipped = 0
-        self.data_has_ended = False
+        self.is_exhausted = False
         self._restore_random_states: Callable[[], None] = _restore_nothing
         self._loader = loader
         self._remaining = RemainingBatches()
@@ -115,7 +115,7 @@ class DataProgress:
         self._before_prefetch: dict[str, Any] | None = None
         self._stream_before_prefetch: Any = None
         self._workers_before_prefetch: StatesByWorker = {}
-        self._common_end = CommonEnd()
+        self._stream_end_sync = StreamEndSync()
         self._batches_watched = 0
         self._batches_drawn = 0
         # Generators that reading has drawn from, and those whose states are read before a batch is prefetched.
@@ -148,7 +148,7 @@ class DataProgress:
         """
         loader = self._loader
         common: dict[str, Any] = {"num_workers": getattr(loader, "num_workers", 0)}
-        sampler = epoch_seeded_sampler(loader)
+        sampler = find_epoch_seeded_sampler(loader)
         if sampler is not None:
             common["order_seed"] = sampler.initial_seed
         if self._order_is_kept:
@@ -157,7 +157,7 @@ class DataProgress:
             is_persistent = getattr(loader, "persistent_workers", False)
             return {
                 **common,
-                "generators": generator_states(loader),
+                "generators": get_generator_states(loader),
                 "workers_at_start": dict(self.workers.latest) if is_persistent else {},
             }
         # After an interrupt within a step, more batches have been read than trained.
@@ -172,11 +172,11 @@ class DataProgress:
             **common,
             "rows": self._rows_trained(batches_done),
             "order": order_attributes(loader),
-            "epoch_start": None if self._epoch_start is None else portable_states(self._epoch_start),
+            "epoch_start": None if self._epoch_start is None else encode_rng_states(self._epoch_start),
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
             # Generators that were not read have not advanced in the batches watched, so their current state is taken.
-            "before_ahead": None if before is None else portable_states({**capture_random_states(gpu=False), **before}),
+            "before_ahead": None if before is None else encode_rng_states({**get_rng_states(gpu=False), **before}),
             "stream": None if stream is None else self._storable(stream, self._stream_before_prefetch),
             "workers": self._workers_before_prefetch if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.first_rows,
@@ -195,7 +195,7 @@ class DataProgress:
             )
         return None
 
-    def rows_of_batch(self, epoch: int, number: int) -> list[int] | None:
+    def find_batch_rows(self, epoch: int, number: int) -> list[int] | None:
         """Return the indices of a batch's rows; None for streams, and for batches that were read long ago.
 
         Parameters:
@@ -209,7 +209,7 @@ class DataProgress:
         size, shards = global_batch_size(loader), range(count_stream_shards(loader))
         if size is None:
             return None
-        units = 1 if dispatch is None else dispatch.batches_of_round
+        units = 1 if dispatch is None else dispatch.batches_per_global_batch
         batches = (batches_done - change.batches) * units
         rows = [len(range(shard, batches, len(shards))) * size // units for shard in shards]
         if len(shards) > 1 and workers_report(loader) and self._is_reader:
@@ -235,22 +235,22 @@ class DataProgress:
         position = self.position
         if position is not None and position.data is None and not position.micro_batches:
             self.finish_resuming()
-        return loader.read(self) if isinstance(loader, LookaheadLoader) else self._without_prefetch(loader)
+        return loader.read(self) if isinstance(loader, PrefetchLoader) else self._without_prefetch(loader)
 
     def _without_prefetch(self, loader: Any) -> Iterator[Any]:
-        batches = self.begin(loader, lambda: read_batches(loader))
+        batches = self.begin(loader, lambda: iterate_batches(loader))
         self._reach_checkpoint()
-        end = self._common_end if is_distributed() and not has_length(loader) else None
+        end = self._stream_end_sync if is_distributed() and not has_length(loader) else None
         if end is not None:
             end.begin()
         for batch in batches:
-            if end is not None and end.is_reached(False, is_training=True):
+            if end is not None and end.any_rank_exhausted(False, is_training=True):
                 return
             self._batches_drawn += 1
             self._remaining.rows.pop(self._batches_drawn - MAX_REMEMBERED_BATCHES, None)
             yield batch
         if end is not None:
-            end.is_reached(True, is_training=True)
+            end.any_rank_exhausted(True, is_training=True)
 
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin an epoch: return an iterator over its batches, or over those that are left of it."""
@@ -261,18 +261,18 @@ class DataProgress:
         self._restore_order(data)
         set_generator_states(loader, data.get("generators", {}))
         if data.get("epoch_start") is not None:
-            set_random_states(states_of_portable(data["epoch_start"]))
+            set_rng_states(decode_rng_states(data["epoch_start"]))
         started_workers: StatesByWorker = {}
         if position is not None and data.get("num_workers") == getattr(loader, "num_workers", 0):
             started_workers = data.get("workers" if num_to_skip and is_by_index else "workers_at_start", {})
-        self._epoch_start = capture_random_states(gpu=False)
-        self._generators_at_start = generator_states(loader)
+        self._epoch_start = get_rng_states(gpu=False)
+        self._generators_at_start = get_generator_states(loader)
         if not getattr(loader, "persistent_workers", False) or started_workers:
             self.workers = WorkerStates(dict(started_workers))
         self._workers_at_start = data.get("workers_at_start", dict(self.workers.latest))
         self._workers_before_prefetch = dict(self.workers.latest)
         self._before_prefetch = self._stream_before_prefetch = None
-        self.data_has_ended = False
+        self.is_exhausted = False
         self._batches_drawn = position.micro_batches if position is not None else 0
         # A batch of each later epoch shows whether the generators that are drawn from have changed.
         self._batches_watched = min(self._batches_watched, NUM_WATCHED_BATCHES - 1)
@@ -284,12 +284,12 @@ class DataProgress:
                 parts.get("batch_sampler", loader.batch_sampler),
                 epoch=self.epoch,
                 position=self._batches_drawn,
-                num_to_skip=num_to_skip * (1 if self._dispatch is None else self._dispatch.batches_of_round),
+                num_to_skip=num_to_skip * (1 if self._dispatch is None else self._dispatch.batches_per_global_batch),
                 num_workers=loader.num_workers if workers_report(loader) else 0,
             )
             parts["batch_sampler"] = self._remaining
         parts |= self._continue_workers(loader, data, started_workers)
-        with replaced_parts(loader, parts):
+        with replace_attributes(loader, parts):
             batches = make_iterator()
         if workers_report(loader):
             batches = self.workers.batches(batches)
@@ -306,22 +306,22 @@ class DataProgress:
 
     def _restore_order(self, data: dict[str, Any]) -> None:
         loader = self._loader
-        if data.get("order_is_kept") and (sampler := epoch_seeded_sampler(loader)) is not None:
+        if data.get("order_is_kept") and (sampler := find_epoch_seeded_sampler(loader)) is not None:
             sampler.initial_seed, self._order_is_kept = data["order_seed"], True
         set_order_attributes(loader, self._own_order)
         self._own_order = {}
         self._change = None if self.position is None else self.position.layout_change
         if self._change is not None:
-            self._own_order, self._before_order = order_attributes(loader), capture_random_states(gpu=False)
+            self._own_order, self._before_order = order_attributes(loader), get_rng_states(gpu=False)
             set_order_attributes(loader, data.get("order", {}))
 
     def _skip_rows(self, loader: Any, data: dict[str, Any]) -> dict[str, Any]:
         """Return the parts of a loader that skip the rows that were trained with another layout."""
         if self._change is None or not self._change.rows or _continues_from_state(loader, data):
             return {}
-        if isinstance(loader, LookaheadLoader):
+        if isinstance(loader, PrefetchLoader):
             loader.rows_skipped = sum(self._change.rows)
-        return parts_after_rows(loader, self._change.rows) or {}
+        return build_skipping_attributes(loader, self._change.rows) or {}
 
     def _load_states(self, loader: Any, data: dict[str, Any], skips_rows: bool) -> None:
         self._stream = find_exact_stream(loader) if self._is_reader and not skips_rows else None
@@ -336,13 +336,13 @@ class DataProgress:
         """Return the parts of a loader whose workers report, and continue from states."""
         parts: dict[str, Any] = {}
         if workers_report(loader):
-            parts["collate_fn"] = ReportingCollate(loader.collate_fn)
+            parts["collate_fn"] = ReportingCollator(loader.collate_fn)
             has_empty_batches = self._remaining.padding > 0
             if states or has_empty_batches:
-                parts["worker_init_fn"] = ContinuingInit(loader.worker_init_fn, states, has_empty_batches)
+                parts["worker_init_fn"] = ResumedWorkerInit(loader.worker_init_fn, states, has_empty_batches)
         if self.position is not None and getattr(loader, "persistent_workers", False):
             # Workers that were started before have other states.
-            end_workers(loader)
+            shut_down_workers(loader)
             if loader.generator is None and data.get("workers_at_start"):
                 # The workers were started in an earlier epoch, so no draw of this epoch went to their seed.
                 parts["generator"] = torch.Generator()
@@ -360,7 +360,7 @@ class DataProgress:
             else:
                 next(islice(batches, number, number), None)
         if data.get("before_ahead") is not None:
-            set_random_states(states_of_portable(data["before_ahead"]))
+            set_rng_states(decode_rng_states(data["before_ahead"]))
 
     def _count_skipped(self, batches: Iterator[Any]) -> Iterator[Any]:
         for self.batches_skipped, batch in enumerate(batches, 1):
@@ -375,14 +375,14 @@ class DataProgress:
         if self._loader.num_workers:
             self._workers_before_prefetch = dict(self.workers.latest)
             return next(batches, NO_BATCH)
-        self._before_prefetch = capture_random_states(gpu=False, names=self._followed)
+        self._before_prefetch = get_rng_states(gpu=False, names=self._followed)
         if self._stream is not None:
             # A stream may change the state that it returned.
             self._stream_before_prefetch = copy.deepcopy(self._stream.state_dict())
         batch = next(batches, NO_BATCH)
         if self._batches_watched < NUM_WATCHED_BATCHES:
             self._batches_watched += 1
-            self._advanced |= find_advanced(self._before_prefetch, capture_random_states(gpu=False))
+            self._advanced |= find_advanced_generators(self._before_prefetch, get_rng_states(gpu=False))
             if self._batches_watched == NUM_WATCHED_BATCHES:
                 self._followed = {"cpu", *self._advanced}
         return batch
@@ -398,7 +398,7 @@ class DataProgress:
             return
         if self._before_order is not None:
             # The checkpoint has no states for a further process.
-            set_random_states(self._before_order)
+            set_rng_states(self._before_order)
             self._before_order = None
         self._restore_random_states()
         self.position = None
@@ -419,7 +419,7 @@ def _continues_from_state(loader: Any, data: dict[str, Any]) -> bool:
 
 def workers_report(loader: Any) -> bool:
     """Whether the workers of a training loader report the states of their generators."""
-    return isinstance(loader, LookaheadLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
+    return isinstance(loader, PrefetchLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
 
 
 def _owners_of_generators(loader: Any) -> dict[str, Any]:
@@ -430,7 +430,7 @@ def _owners_of_generators(loader: Any) -> dict[str, Any]:
     return {"loader": loader, "batch_sampler": batch_sampler, "sampler": sampler}
 
 
-def epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
+def find_epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
     """Return the sampler of a loader if its order follows from a seed and the epoch; else None."""
     sampler = _owners_of_generators(loader)["sampler"]
     return sampler if isinstance(sampler, EpochSeededSampler) else None
@@ -442,13 +442,13 @@ def _generators(loader: Any) -> dict[str, torch.Generator]:
     return {name: value for name, value in generators.items() if isinstance(value, torch.Generator)}
 
 
-def generator_states(loader: Any) -> dict[str, torch.Tensor]:
+def get_generator_states(loader: Any) -> dict[str, torch.Tensor]:
     """Return the states of a loader's own torch generators, which continue from epoch to epoch, by their owner."""
     return {name: generator.get_state() for name, generator in _generators(loader).items()}
 
 
 def set_generator_states(loader: Any, states: dict[str, torch.Tensor]) -> None:
-    """Restore a loader's own generators from `generator_states`."""
+    """Restore a loader's own generators from `get_generator_states`."""
     for name, generator in _generators(loader).items():
         if name in states:
             generator.set_state(states[name])

@@ -18,7 +18,7 @@ GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 }
 
 
-def capture_random_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
+def get_rng_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
     """Return the states of Python's, NumPy's and torch's generators, and of the current GPU's if there is one.
 
     Parameters:
@@ -32,8 +32,8 @@ def capture_random_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -
     return states
 
 
-def set_random_states(states: Mapping[str, Any]) -> None:
-    """Restore states from `capture_random_states`; generators that it did not read are left alone."""
+def set_rng_states(states: Mapping[str, Any]) -> None:
+    """Restore states from `get_rng_states`; generators that it did not read are left alone."""
     for name, (_, restore) in GENERATORS.items():
         if name in states:
             restore(states[name])
@@ -45,7 +45,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
             torch.cuda.random.set_rng_state(states["cuda"])
 
 
-def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
+def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
     """Return states in tensors, numbers, texts and tuples only, so that they can be saved and loaded safely."""
     version, keys, gauss = states["python"]
     kind, numpy_keys, position, has_gauss, numpy_gauss = states["numpy"]
@@ -64,8 +64,8 @@ def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states from which `portable_states` made its result."""
+def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states from which `encode_rng_states` made its result."""
     # Earlier checkpoints have a tuple of keys. A checkpoint may have been loaded to a GPU.
     version, keys, gauss = portable["python"]
     keys = keys.cpu() if isinstance(keys, torch.Tensor) else keys
@@ -81,7 +81,7 @@ def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
     return states
 
 
-def find_advanced(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+def find_advanced_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Return the generators, of those in both states, that something has drawn from in between."""
     advanced: set[str] = set()
     for name in before.keys() & after.keys():

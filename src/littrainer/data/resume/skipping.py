@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, get_worker_info
 
-from littrainer.data.loaders import LookaheadLoader, whole_dataset
+from littrainer.data.loaders import PrefetchLoader, get_full_dataset
 from littrainer.data.sharding import SharedBatches, SharedStream
 from littrainer.distributed.collectives import is_distributed
 
@@ -22,7 +22,7 @@ MAX_REMEMBERED_BATCHES = 4096
 
 
 @contextmanager
-def replaced_parts(loader: Any, parts: dict[str, Any]) -> Iterator[None]:
+def replace_attributes(loader: Any, parts: dict[str, Any]) -> Iterator[None]:
     """A block in which attributes of a loader are replaced; an iterator that is made in it keeps them."""
     # A DataLoader refuses another sampler or dataset once it is built.
     attributes = vars(loader) if parts else {}
@@ -42,7 +42,7 @@ def can_skip_by_index(loader: Any) -> bool:
 
 
 def _reads_as_torch(loader: Any) -> TypeGuard[DataLoader]:
-    return isinstance(loader, DataLoader) and type(loader).__iter__ in (DataLoader.__iter__, LookaheadLoader.__iter__)
+    return isinstance(loader, DataLoader) and type(loader).__iter__ in (DataLoader.__iter__, PrefetchLoader.__iter__)
 
 
 class RemainingBatches(Sampler[list[int]]):
@@ -105,7 +105,7 @@ class RemainingBatches(Sampler[list[int]]):
 def global_batch_size(loader: Any) -> int | None:
     """Rows that all processes together train while each takes one batch; None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if isinstance(loader, LookaheadLoader):
+    if isinstance(loader, PrefetchLoader):
         # Each process may have opened its own files of a stream.
         has_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
         size = None if size is None or has_files else loader.total_batch_size
@@ -117,14 +117,14 @@ def global_batch_size(loader: Any) -> int | None:
 
 def count_stream_shards(loader: Any) -> int:
     """Parts of a stream that worker processes read in parallel; 1 for other data."""
-    dataset = whole_dataset(loader)
+    dataset = get_full_dataset(loader)
     if not isinstance(dataset, IterableDataset):
         return 1
     # Workers of a `datasets.IterableDataset` beyond its files read nothing.
     return max(1, min(loader.num_workers, getattr(dataset, "n_shards", loader.num_workers)))
 
 
-def parts_after_rows(loader: Any, rows: list[int]) -> dict[str, Any] | None:
+def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | None:
     """Return the parts with which a loader reads the batches that are formed of the rows after the first ones.
 
     Parameters:
@@ -153,7 +153,7 @@ def parts_after_rows(loader: Any, rows: list[int]) -> dict[str, Any] | None:
     return {"batch_sampler": batch_sampler}
 
 
-def copy_with_parts(loader: DataLoader, parts: dict[str, Any]) -> DataLoader:
+def copy_with_attributes(loader: DataLoader, parts: dict[str, Any]) -> DataLoader:
     """Return a copy of a loader with other parts, whose length is to be known."""
     copied = copy.copy(loader)
     vars(copied).update(parts)

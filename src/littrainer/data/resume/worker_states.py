@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from torch.utils.data import get_worker_info
 
 from littrainer.data.resume.rng import (
-    capture_random_states,
-    find_advanced,
-    portable_states,
-    set_random_states,
-    states_of_portable,
+    decode_rng_states,
+    encode_rng_states,
+    find_advanced_generators,
+    get_rng_states,
+    set_rng_states,
 )
 
 # A worker's index -> the states of its generators, in portable form.
@@ -39,7 +39,7 @@ class WorkerReport(NamedTuple):
     rows: int = 0
 
 
-class ReportingCollate:
+class ReportingCollator:
     """A collator that adds the worker's report to each batch.
 
     Parameters:
@@ -56,14 +56,14 @@ class ReportingCollate:
             return None, WorkerReport(worker, is_padding=True)
         rows = len(samples) if isinstance(samples, list) else 0
         batch = self.collate(samples)
-        states = capture_random_states(gpu=False)
-        if self.reported is not None and not find_advanced(self.reported, states):
+        states = get_rng_states(gpu=False)
+        if self.reported is not None and not find_advanced_generators(self.reported, states):
             return batch, WorkerReport(worker, rows=rows)
         self.reported = states
-        return batch, WorkerReport(worker, pickle.dumps(portable_states(states)), rows=rows)
+        return batch, WorkerReport(worker, pickle.dumps(encode_rng_states(states)), rows=rows)
 
 
-class ContinuingInit:
+class ResumedWorkerInit:
     """A `worker_init_fn` that restores the generators of a worker from an earlier training.
 
     Parameters:
@@ -81,7 +81,7 @@ class ContinuingInit:
         if self.own is not None:
             self.own(worker)
         if worker in self.states:
-            set_random_states(states_of_portable(self.states[worker]))
+            set_rng_states(decode_rng_states(self.states[worker]))
         dataset: Any = getattr(get_worker_info(), "dataset", None)
         fetch = getattr(dataset, "__getitems__", None)
         if fetch is not None and self.has_empty_batches:

@@ -15,7 +15,7 @@ from torch import nn
 
 from littrainer import Trainer
 from littrainer.data.packing import PackedCollator
-from littrainer.loop.fitting_micro_batches import _average
+from littrainer.loop.micro_batch_splitter import _average
 from tests.faults.memory import OUT_OF_MEMORY, Fault, seen_of, trained
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows
@@ -285,7 +285,7 @@ def test_gradients_of_another_memory_layout_are_averaged_by_their_values(monkeyp
         gradient.mul_(2)
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr("littrainer.loop.fitting_micro_batches.dist.all_reduce", all_reduce)
+    monkeypatch.setattr("littrainer.loop.micro_batch_splitter.dist.all_reduce", all_reduce)
     parameter = nn.Parameter(torch.zeros(2, 3))
     parameter.grad = torch.arange(6.0).reshape(3, 2).t()
     expected = parameter.grad.clone()

@@ -15,20 +15,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.data.resume.rng import capture_random_states, set_random_states
+from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import all_gather_object, raise_on_all_ranks
-from littrainer.loop.loss_normalization import UNKNOWN, find_head_of_parts, row_count, rows_of
+from littrainer.loop.loss_normalization import UNKNOWN, detect_split_reduction, row_count, rows_of
 from littrainer.loop.out_of_memory import free_memory, is_out_of_memory
-from littrainer.model.traversal import copied_buffers, parameters_of, put_buffers_back
-from littrainer.runtime.weak_attributes import held_weakly
+from littrainer.model.traversal import copy_buffers, list_parameters, restore_buffers
+from littrainer.runtime.weak_attributes import weak_property
 
 logger = logging.getLogger(__name__)
 
 Forward = Callable[[nn.Module, Any, Any], torch.Tensor]
 
 
-class MicroBatchSplitter:
+class OomMicroBatchSplitter:
     """Runs the micro-batches of a window forward and backward, in parts if memory has run out before.
 
     What a window begins with (gradients, buffers, generators) is kept until it is done. Several processes add gradients
@@ -42,7 +42,7 @@ class MicroBatchSplitter:
         last_warned: the `max_elements` that a warning has named.
     """
 
-    _settings = held_weakly("_trainer")
+    _settings = weak_property("_trainer")
 
     def __init__(self, settings: Any):
         self._settings = settings
@@ -54,7 +54,7 @@ class MicroBatchSplitter:
         self._window: list[MicroBatch] = []
         self._error: Exception | None = None
 
-    def loss_of(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
+    def forward_micro_batch(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         """Run a micro-batch forward and backward, and return its loss.
 
         Parameters:
@@ -89,18 +89,18 @@ class MicroBatchSplitter:
             wrapped.require_forward_param_sync = False
         if not self._head.is_known:
             _rows_and_elements(micro_batch.inputs)
-            self._head = find_head_of_parts(settings, micro_batch.inputs, micro_batch.num_items_in_window)
+            self._head = detect_split_reduction(settings, micro_batch.inputs, micro_batch.num_items_in_window)
         self._window, self._error = [], None
-        self._gradients = {one: one.grad.clone() for one in parameters_of(settings.model) if one.grad is not None}
-        self._buffers = copied_buffers(settings.model)
-        self._random_states = capture_random_states()
+        self._gradients = {one: one.grad.clone() for one in list_parameters(settings.model) if one.grad is not None}
+        self._buffers = copy_buffers(settings.model)
+        self._random_states = get_rng_states()
 
     def _put_back(self) -> None:
-        for parameter in parameters_of(self._settings.model):
+        for parameter in list_parameters(self._settings.model):
             before = self._gradients.get(parameter)
             parameter.grad = None if before is None else before.clone()
-        put_buffers_back(self._buffers)
-        set_random_states(self._random_states)
+        restore_buffers(self._buffers)
+        set_rng_states(self._random_states)
         free_memory()
 
     def _loss_unless_out_of_memory(self, micro_batches: list[MicroBatch], forward: Forward) -> torch.Tensor | None:
@@ -162,7 +162,7 @@ class MicroBatchSplitter:
             with raise_on_all_ranks("a window of micro-batches"):
                 raise self._error
         if not self._is_alone:
-            trained = [one for one in parameters_of(settings.model) if one.requires_grad]
+            trained = [one for one in list_parameters(settings.model) if one.requires_grad]
             each = all_gather_object((self.max_elements, bytes(one.grad is not None for one in trained)))
             self.max_elements = min((one for one, _ in each if one is not None), default=None)
             with_gradient = map(any, zip(*(has_gradient for _, has_gradient in each), strict=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.data.limits import DEVELOPMENT_RUN, HasKeywords, development_batches
+from littrainer.data.limits import DEVELOPMENT_RUN, KeywordSource, count_development_batches
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
@@ -43,24 +43,24 @@ class _SavesNothing(TrainerCallback):
     on_epoch_end = on_log = on_evaluate = _leave_out
 
 
-def pushes_by_itself(source: HasKeywords) -> bool:
+def should_push_automatically(source: KeywordSource) -> bool:
     """Return whether the model is pushed to the Hub without a call by the script; in a trial it is not."""
-    return bool(source.args.push_to_hub) and not development_batches(source)
+    return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
-def trackers_reported_to(source: HasKeywords) -> Any:
+def select_trackers(source: KeywordSource) -> Any:
     """What `report_to` names, and nothing in a trial."""
-    return "none" if development_batches(source) else source.args.report_to
+    return "none" if count_development_batches(source) else source.args.report_to
 
 
 @contextmanager
-def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
+def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
     """While the block runs a training is a trial, where `fast_dev_run` asks for one; else nothing is changed.
 
     Parameters:
         resume_from_checkpoint: the argument of `train()`, which has to be unset.
     """
-    if not development_batches(trainer):
+    if not count_development_batches(trainer):
         yield
         return
     if resume_from_checkpoint:
@@ -70,7 +70,7 @@ def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator
         )
     logger.warning(
         "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and no tracker hears of it.",
-        development_batches(trainer),
+        count_development_batches(trainer),
     )
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
     evaluates = trainer.eval_dataset is not None or args.eval_strategy != IntervalStrategy.NO

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
-from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
-from littrainer.distributed.layout import sharding_sizes
+from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, get_sharding_plan
+from littrainer.distributed.layout import get_sharding_sizes
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.mixed_precision import forward_type, run_forward_in
-from littrainer.strategies.sharded import ignored_modules, layer_classes
+from littrainer.strategies.fsdp2 import find_layer_classes, ignored_modules
+from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from littrainer.strategies.choice import TrainedModel
 
 
-class FirstVersionStrategy(InPlaceStrategy, FSDPStrategy):
+class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
     """Lightning's FSDPStrategy for a Trainer's model, which stays wrapped where it is.
 
     Parameters:
@@ -53,9 +53,9 @@ class FirstVersionStrategy(InPlaceStrategy, FSDPStrategy):
         trained = self._trained
         if is_a(trained.model_wrapped, "flat sharded module"):
             return
-        dtype = forward_type(trained.args)
+        dtype = get_autocast_dtype(trained.args)
         if dtype is not None:
-            run_forward_in(model, trained.args.device.type, dtype)
+            autocast_forward(model, trained.args.device.type, dtype)
         trained.model_wrapped = self._setup_model(model)
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -87,7 +87,7 @@ def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
     """The keywords of Lightning's FSDPStrategy that the arguments stand for."""
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
-    plan = sharding_plan(args)
+    plan = get_sharding_plan(args)
     assert plan is not None
     policy = _wrap_policy(model, plan)
     keywords: dict[str, Any] = {
@@ -96,21 +96,21 @@ def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
         "sharding_strategy": plan.reshard_after_forward,
         "cpu_offload": plan.cpu_offload,
         "auto_wrap_policy": policy,
-        "state_dict_type": "sharded" if plan.saves_shards else "full",
+        "state_dict_type": "sharded" if plan.has_sharded_checkpoints else "full",
         "sync_module_states": plan.sync_module_states or plan.cpu_ram_efficient_loading,
         "forward_prefetch": plan.forward_prefetch,
         "backward_prefetch": getattr(BackwardPrefetch, plan.backward_prefetch, None),
         "limit_all_gathers": plan.limit_all_gathers,
         "use_orig_params": plan.use_orig_params,
     }
-    replicas, shards = sharding_sizes(args)
+    replicas, shards = get_sharding_sizes(args)
     if str(plan.reshard_after_forward).startswith("HYBRID") and replicas > 1:
         keywords["device_mesh"] = (replicas, shards)
     if plan.activation_checkpointing:
         keywords["activation_checkpointing_policy"] = policy if policy is not None else {type(model)}
     if plan.ignored_modules is not None:
         keywords["ignored_modules"] = ignored_modules(model, plan.ignored_modules)
-    dtype = forward_type(args)
+    dtype = get_autocast_dtype(args)
     if dtype is not None:
         keywords["mixed_precision"] = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
     if plan.cpu_ram_efficient_loading:
@@ -130,7 +130,7 @@ def _wrap_policy(model: nn.Module, plan: ShardingPlan) -> Any:
         return functools.partial(size_based_auto_wrap_policy, min_num_params=plan.min_num_params)
     if plan.auto_wrap_policy != TRANSFORMER_BASED:
         return None
-    classes = layer_classes(model, plan)
+    classes = find_layer_classes(model, plan)
     if not is_a(model, "peft model"):
         return ModuleWrapPolicy(classes) if classes else None
 

@@ -18,41 +18,41 @@ import torch.distributed as dist
 from torch import nn
 
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
-from littrainer.model.traversal import modules_of
-from littrainer.optim.parameter_groups import PART_OF
-from littrainer.runtime.lazy_isinstance import is_a, known_classes
+from littrainer.model.traversal import list_modules
+from littrainer.optim.parameter_groups import GROUP_INDEX
+from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters of a model are spread over processes."""
-    kinds = known_classes("sharded tensor")
+    kinds = loaded_classes("sharded tensor")
     sharded = [kind for kind in set(map(type, model.parameters())) if issubclass(kind, kinds)]
     return bool(sharded) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
     """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
-    kinds = known_classes("flat sharded module")
-    return bool([kind for kind in set(map(type, modules_of(model))) if issubclass(kind, kinds)])
+    kinds = loaded_classes("flat sharded module")
+    return bool([kind for kind in set(map(type, list_modules(model))) if issubclass(kind, kinds)])
 
 
-def free_gathered(model: nn.Module) -> None:
+def reshard_gathered(model: nn.Module) -> None:
     """Let go of weights that FSDP has gathered for a forward pass and kept; they would hide the parts."""
-    kinds: Any = known_classes("resharding module")
-    for module in modules_of(model):
+    kinds: Any = loaded_classes("resharding module")
+    for module in list_modules(model):
         if isinstance(module, kinds):
             module.reshard()
 
 
-def whole_state_dict(model: nn.Module) -> dict[str, Any]:
+def get_full_state_dict(model: nn.Module) -> dict[str, Any]:
     """A sharded model's weights under the names that it has without wrappers."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    free_gathered(model)
+    reshard_gathered(model)
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=get_world_size() > 1))
 
 
-def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_full_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a sharded model the weights that the first process has; names that it lacks keep their values.
 
     Parameters:
@@ -60,12 +60,12 @@ def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    free_gathered(model)
+    reshard_gathered(model)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=get_world_size() > 1, strict=False)
     set_model_state_dict(model, dict(state) if get_rank() == 0 else {}, options=options)
 
 
-def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+def get_full_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     """The state of a sharded model's optimizer, with parameters' names instead of their numbers."""
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
@@ -78,10 +78,14 @@ def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
         number: {entry: _whole(value) for entry, value in entries.items()}
         for number, entries in sorted(numbered["state"].items())
     }
-    return by_name({**numbered, "state": state}, names_of_parameters(model, optimizer)) if get_rank() == 0 else {}
+    return (
+        key_by_name({**numbered, "state": state}, get_optimizer_parameter_names(model, optimizer))
+        if get_rank() == 0
+        else {}
+    )
 
 
-def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
+def load_full_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
     """Give a sharded model's optimizer the state that the first process has.
 
     Parameters:
@@ -91,10 +95,10 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=get_world_size() > 1)
-        given = by_name(state, names_of_parameters(model, optimizer)) if get_rank() == 0 else {}
+        given = key_by_name(state, get_optimizer_parameter_names(model, optimizer)) if get_rank() == 0 else {}
         set_optimizer_state_dict(model, optimizer, given, options=options)
         return
-    numbered = numbered_for(model, optimizer, state) if get_rank() == 0 else {}
+    numbered = convert_to_param_ids(model, optimizer, state) if get_rank() == 0 else {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     received = _sent_without_tensors(numbered)
     for number, entries in received["state"].items():
@@ -102,34 +106,34 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[
         for entry, value in entries.items():
             if isinstance(value, _Tensor):
                 full = _sent(numbered["state"][number][entry] if get_rank() == 0 else None, value, parameter)
-                entries[entry] = spread_like(parameter, full)
+                entries[entry] = shard_like(parameter, full)
     optimizer.load_state_dict(received)
 
 
 # ---- Names and numbers of parameters ---------------------------------------------------------------------------------
 
 
-def names_of_parameters(model: nn.Module, optimizer: Any) -> list[str]:
+def get_optimizer_parameter_names(model: nn.Module, optimizer: Any) -> list[str]:
     """The names of an optimizer's parameters in the order of its groups; a number for one that is not the model's."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [names.get(id(parameter), str(number)) for number, parameter in enumerate(parameters)]
 
 
-def is_by_name(state: Any) -> bool:
+def is_keyed_by_name(state: Any) -> bool:
     """Whether an optimizer's state has names of parameters, as that of a sharded model has in a checkpoint."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     members = [member for group in groups for member in group["params"]] if isinstance(groups, list) else []
     return any(isinstance(member, str) for member in members)
 
 
-def by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+def key_by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     """An optimizer's state with the names of parameters.
 
     Parameters:
         names: of the optimizer's parameters, in the order of its groups.
     """
-    if is_by_name(state):
+    if is_keyed_by_name(state):
         return dict(state)
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     return _with_other_keys(state, dict(zip(numbers, names, strict=True)))
@@ -144,7 +148,7 @@ def by_number(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: it is the state of other parameters.
     """
-    if not is_by_name(state):
+    if not is_keyed_by_name(state):
         return dict(state)
     stored = [name for group in state["param_groups"] for name in group["params"]]
     others = sorted(set(stored) ^ set(names))
@@ -163,7 +167,7 @@ def _with_other_keys(state: Mapping[str, Any], key_of: Mapping[Any, Any]) -> dic
     return {**state, "state": entries, "param_groups": groups}
 
 
-def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state with the numbers of parameters, in the groups that the optimizer has them in.
 
     If a model is split between processes, split parameters and whole ones are in different groups.
@@ -175,21 +179,21 @@ def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> 
         ValueError: it is the state of other parameters.
     """
     groups = optimizer.param_groups
-    if not is_by_name(state):
+    if not is_keyed_by_name(state):
         whole = _groups_of_whole_parameters(model, groups)
         stored = state.get("param_groups")
         if not isinstance(stored, list) or [len(names) for names in whole] != [_members(group) for group in stored]:
             return dict(state)
-        state = by_name(state, [name for names in whole for name in names])
-    numbered = by_number(state, names_of_parameters(model, optimizer))
+        state = key_by_name(state, [name for names in whole for name in names])
+    numbered = by_number(state, get_optimizer_parameter_names(model, optimizer))
     regrouped = _regrouped(numbered["param_groups"], [len(group["params"]) for group in groups])
     if regrouped is None:
         return numbered
-    marks = [{PART_OF: group[PART_OF]} if PART_OF in group else {} for group in groups]
+    marks = [{GROUP_INDEX: group[GROUP_INDEX]} if GROUP_INDEX in group else {} for group in groups]
     return {**numbered, "param_groups": [{**group, **mark} for group, mark in zip(regrouped, marks, strict=True)]}
 
 
-def numbered_as_if_whole(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_unsharded_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """A sharded model's optimizer state with the numbers and groups that parameters have if none is split."""
     groups = _groups_of_whole_parameters(model, optimizer.param_groups)
     numbered = by_number(state, [name for names in groups for name in names])
@@ -207,11 +211,11 @@ def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) 
         members = [
             place_and_name.get(id(one), (sys.maxsize, str(n))) for one, n in zip(group["params"], number, strict=False)
         ]
-        if part_of is not None and group.get(PART_OF) == part_of:
+        if part_of is not None and group.get(GROUP_INDEX) == part_of:
             joined[-1] = sorted(joined[-1] + members)
         else:
             joined.append(members)
-        part_of = group.get(PART_OF)
+        part_of = group.get(GROUP_INDEX)
     return [[name for _, name in members] for members in joined]
 
 
@@ -237,13 +241,13 @@ def _members(group: Any) -> int | None:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", PART_OF)}
+    return {name: value for name, value in group.items() if name not in ("params", GROUP_INDEX)}
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 
-def spread_like(parameter: torch.Tensor, full: Any) -> Any:
+def shard_like(parameter: torch.Tensor, full: Any) -> Any:
     """A tensor that all processes have, kept in the parts in which a parameter is; another shape is kept whole."""
     if not is_a(parameter, "sharded tensor") or not isinstance(full, torch.Tensor) or full.dim() == 0:
         return full

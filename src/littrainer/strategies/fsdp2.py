@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan
 from littrainer.runtime.lazy_isinstance import is_a
 
@@ -45,14 +45,14 @@ def shard(
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    layers, units = layers_of(model, plan), units_of(model, plan)
+    layers, units = find_wrapped_layers(model, plan), find_units(model, plan)
     if plan.activation_checkpointing:
-        recompute(layers, plan)
+        checkpoint_activations(layers, plan)
     received = _Received(device, plan)
     for unit in [*units, Unit((model,))]:
         received.weights_of(unit.modules)
         # Parameters without values, of which some may be left out, have been replaced.
-        keywords = fully_shard_keywords(model, plan, mesh, device, computes_in)
+        keywords = get_fully_shard_keywords(model, plan, mesh, device, computes_in)
         if computes_in is not None:
             _train_in_float32(unit.modules)
         if unit.modules == (model,):
@@ -69,7 +69,7 @@ def shard(
         register_fsdp_forward_method(model, "generate")
 
 
-def fully_shard_keywords(
+def get_fully_shard_keywords(
     model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, computes_in: torch.dtype | None
 ) -> dict[str, Any]:
     """The keywords of torch's `fully_shard` that a plan stands for."""
@@ -83,7 +83,7 @@ def fully_shard_keywords(
         # If the CPU computes, everything lies in the host's memory anyway.
         "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
-    ignored = ignored_parameters(model, plan.ignored_modules)
+    ignored = find_ignored_parameters(model, plan.ignored_modules)
     if ignored:
         keywords["ignored_params"] = ignored
     return keywords
@@ -92,7 +92,7 @@ def fully_shard_keywords(
 # ---- Activations -----------------------------------------------------------------------------------------------------
 
 
-def recompute(layers: Iterable[nn.Module], plan: ShardingPlan) -> None:
+def checkpoint_activations(layers: Iterable[nn.Module], plan: ShardingPlan) -> None:
     """Let layers compute their activations again in the backward pass, within what gathers their parameters.
 
     Raises:
@@ -205,7 +205,7 @@ class Unit(NamedTuple):
     reshards: bool = True
 
 
-def layers_of(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
+def find_wrapped_layers(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
     """The layers that the plan wraps, inner ones first.
 
     Raises:
@@ -216,7 +216,7 @@ def layers_of(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
     owned = _Owners(model)
     if plan.auto_wrap_policy == SIZE_BASED:
         return _by_size(model, plan.min_num_params, owned)
-    classes = layer_classes(model, plan)
+    classes = find_layer_classes(model, plan)
     return [
         module
         for module in bottom_up(model)
@@ -224,7 +224,7 @@ def layers_of(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
     ]
 
 
-def layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
+def find_layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
     """The classes of layers that the plan names, or of those that the model itself wants to be kept in one piece.
 
     Raises:
@@ -239,14 +239,14 @@ def layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
         if name not in known:
             raise ValueError(
                 f"fsdp_config has transformer_layer_cls_to_wrap={name!r}, and {type(model).__name__} has no module of "
-                f"that class ({suggestion(name, known)})."
+                f"that class ({suggest_name(name, known)})."
             )
     return {known[name] for name in named}
 
 
-def units_of(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
+def find_units(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
     """What is sharded each for itself, inner modules first; the model, with what is left of it, comes after them."""
-    layers = layers_of(model, plan)
+    layers = find_wrapped_layers(model, plan)
     units = [Unit((layer,)) for layer in layers]
     if plan.auto_wrap_policy != TRANSFORMER_BASED or not layers:
         return units
@@ -262,7 +262,7 @@ def units_of(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
     return units
 
 
-def ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Parameter]:
+def find_ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Parameter]:
     """The parameters of modules whose names match; they stay whole in each process.
 
     Raises:

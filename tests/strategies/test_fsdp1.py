@@ -12,7 +12,7 @@ from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from littrainer.strategies.choice import strategy_name
-from littrainer.strategies.sharded_v1 import FirstVersionStrategy
+from littrainer.strategies.fsdp1 import ResidentFSDP1Strategy
 from tests.scenarios.models import tiny_llama
 from tests.scenarios.trainers import quiet_arguments
 
@@ -21,7 +21,7 @@ def strategy(model: Any = None, given: Any = None, words: Any = True, **config: 
     args = quiet_arguments("unused", fsdp=words, fsdp_config={"version": 1, **config}, **(given or {}))
     assert strategy_name(args) == "FSDP version 1"
     trained: Any = SimpleNamespace(args=args, model=tiny_llama() if model is None else model, optimizer=None)
-    return FirstVersionStrategy(trained)
+    return ResidentFSDP1Strategy(trained)
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -103,4 +103,4 @@ def test_an_optimizer_made_beforehand_is_refused() -> None:
     model = tiny_llama()
     trained: Any = SimpleNamespace(args=args, model=model, model_wrapped=model, optimizer=object())
     with pytest.raises(ValueError, match="version"):
-        FirstVersionStrategy(trained)
+        ResidentFSDP1Strategy(trained)

@@ -6,26 +6,26 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.arguments.sharding import sharding_plan
-from littrainer.strategies.sharded import (
-    fully_shard_keywords,
-    ignored_parameters,
-    layers_of,
-    recompute,
-    units_of,
+from littrainer.arguments.sharding import get_sharding_plan
+from littrainer.strategies.fsdp2 import (
+    checkpoint_activations,
+    find_ignored_parameters,
+    find_units,
+    find_wrapped_layers,
+    get_fully_shard_keywords,
 )
 from tests.scenarios.models import VectorClassifier, tiny_llama, tiny_t5
 from tests.scenarios.trainers import quiet_arguments
 
 
 def plan_of(**config: Any) -> Any:
-    return sharding_plan(quiet_arguments("unused", fsdp=True, fsdp_config=config))
+    return get_sharding_plan(quiet_arguments("unused", fsdp=True, fsdp_config=config))
 
 
 def units(model: nn.Module, **config: Any) -> list[tuple[tuple[str, ...], bool]]:
     names = {id(module): name for name, module in model.named_modules()}
     return [
-        (tuple(names[id(one)] for one in unit.modules), unit.reshards) for unit in units_of(model, plan_of(**config))
+        (tuple(names[id(one)] for one in unit.modules), unit.reshards) for unit in find_units(model, plan_of(**config))
     ]
 
 
@@ -43,7 +43,7 @@ def test_weights_that_are_shared_stay_in_one_unit() -> None:
     assert units(tiny_llama(tie_word_embeddings=True)) == [(("model.layers.0",), True)]
     for model in (tiny_t5(), tiny_llama(tie_word_embeddings=True)):
         holders: dict[int, set[int]] = {}
-        for number, unit in enumerate(units_of(model, plan_of(min_num_params=10))):
+        for number, unit in enumerate(find_units(model, plan_of(min_num_params=10))):
             for module in unit.modules:
                 for part in module.modules():
                     for parameter in part._parameters.values():
@@ -73,11 +73,11 @@ def test_named_classes_are_units_and_one_that_is_absent_is_refused() -> None:
 
 def test_parameters_of_ignored_modules_are_found_by_whole_names() -> None:
     model = VectorClassifier()
-    assert ignored_parameters(model, "inner|norm") == {*model.inner.parameters(), *model.norm.parameters()}
+    assert find_ignored_parameters(model, "inner|norm") == {*model.inner.parameters(), *model.norm.parameters()}
     with pytest.raises(ValueError, match="matches the whole name of no module"):
-        ignored_parameters(model, "inn")
+        find_ignored_parameters(model, "inn")
     with pytest.raises(ValueError, match="no regular expression"):
-        ignored_parameters(model, "(")
+        find_ignored_parameters(model, "(")
 
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -85,7 +85,7 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 def keywords(device: torch.device = GPU, computes_in: Any = None, **config: Any) -> dict[str, Any]:
     mesh: Any = "mesh"
-    return fully_shard_keywords(VectorClassifier(), plan_of(**config), mesh, device, computes_in)
+    return get_fully_shard_keywords(VectorClassifier(), plan_of(**config), mesh, device, computes_in)
 
 
 def test_the_plan_becomes_keywords_of_fully_shard() -> None:
@@ -125,8 +125,8 @@ def test_layers_compute_again_with_the_same_dropout(offloads: bool) -> None:
     wanted, x.grad = x.grad, None
     assert wanted is not None
     plan = plan_of(activation_checkpointing=True, activation_checkpointing_offload=offloads, min_num_params=1)
-    recompute([layer], plan)
-    recompute([layer], plan)
+    checkpoint_activations([layer], plan)
+    checkpoint_activations([layer], plan)
     torch.manual_seed(1)
     layer(x).sum().backward()
     assert x.grad is not None and torch.equal(x.grad, wanted) and runs == 3
@@ -137,4 +137,6 @@ def test_layers_compute_again_with_the_same_dropout(offloads: bool) -> None:
 
 def test_recomputing_needs_layers() -> None:
     with pytest.raises(ValueError, match="no layer is wrapped"):
-        recompute(layers_of(VectorClassifier(), plan_of()), plan_of(activation_checkpointing=True))
+        checkpoint_activations(
+            find_wrapped_layers(VectorClassifier(), plan_of()), plan_of(activation_checkpointing=True)
+        )
