@@ -1,7 +1,7 @@
-"""Every argument counts: for each there is something to see that differs between two values.
+"""Every argument has an effect.
 
-`EFFECTS` holds, for each argument, two values and what to look at. What cannot be seen in a short run on a CPU is in
-`TESTED_ELSEWHERE`, with the test that fails when the argument is ignored.
+`EFFECTS` contains for each argument two values and an observation that differs. Arguments without effect in a short run
+on a CPU are in `TESTED_ELSEWHERE`, with the test that fails if the argument is ignored.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 ROOT = Path(__file__).parent
 
 
-# ---- What there is to see: functions of a folder and arguments ----------------------------------------------------
+# ---- Observations: functions of a folder and arguments -------------------------------------------------------------
 
 
 def weights(folder: Path, **changes: Any) -> Any:
-    """The weights after a training."""
+    """Return the weights after a training."""
     trainer = quiet_trainer(folder, **changes)
     trainer.train()
     return [weight.tolist() for weight in trainer.model.state_dict().values()]
 
 
 def steps(folder: Path, **changes: Any) -> Any:
-    """How many optimizer steps a training took."""
+    """Return the number of optimizer steps of a training."""
     trainer = quiet_trainer(folder, **changes)
     trainer.train()
     return trainer.state.global_step
 
 
 class Observer(TrainerCallback):
-    """Notes at which optimizer step and with which learning rate each event came."""
+    """A callback that records optimizer step and learning rate of each event."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -64,7 +64,7 @@ class Observer(TrainerCallback):
 
 
 def events(folder: Path, model: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """Return a training's logs, evaluations, saves and learning rates."""
+    """Return logs, evaluations, saves and learning rates of a training."""
     observer = Observer()
     trainer = quiet_trainer(folder, model, given={"callbacks": [observer], **(given or {})}, **changes)
     trainer.train()
@@ -79,12 +79,12 @@ def files(folder: Path, **changes: Any) -> Any:
 
 
 def training_loader(name: str) -> Callable[..., Any]:
-    """An attribute of the training DataLoader."""
+    """Return a function that returns an attribute of the training DataLoader."""
 
-    def look(folder: Path, **changes: Any) -> Any:
+    def observe(folder: Path, **changes: Any) -> Any:
         return str(getattr(quiet_trainer(folder, **changes).get_train_dataloader(), name))
 
-    return look
+    return observe
 
 
 def pinning_for_a_gpu(folder: Path, **changes: Any) -> Any:
@@ -96,7 +96,7 @@ def pinning_for_a_gpu(folder: Path, **changes: Any) -> Any:
 
 
 def order(folder: Path, rows: Any = None, **changes: Any) -> Any:
-    """The first values of the training samples in the order in which they are drawn."""
+    """Return the first values of the training samples in their order."""
     trainer = quiet_trainer(folder, given={"train_dataset": Rows(rows or vector_rows(10))}, **changes)
     loader = trainer.get_train_dataloader()
     loader.set_epoch(1)
@@ -104,12 +104,12 @@ def order(folder: Path, rows: Any = None, **changes: Any) -> Any:
 
 
 def evaluation_batches(folder: Path, **changes: Any) -> Any:
-    """How many batches an evaluation has."""
+    """Return the number of batches of an evaluation."""
     return len(quiet_trainer(folder, **changes).get_eval_dataloader())
 
 
 def moves_to_the_host(folder: Path, **changes: Any) -> Any:
-    """How often an evaluation moves what it keeps to host memory."""
+    """Return how often an evaluation moves predictions to host memory."""
     moves: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchCollection, "move_to_host", lambda collection: moves.append(collection))
@@ -118,20 +118,20 @@ def moves_to_the_host(folder: Path, **changes: Any) -> Any:
 
 
 def precision_on_a_gpu(folder: Path, **changes: Any) -> Any:
-    """Lightning's precision on a machine with a GPU."""
+    """Return Lightning's precision on a machine with a GPU."""
     args = quiet_arguments(folder, **changes)
     args.device = torch.device("cuda")
     return lightning_keywords(args)["precision"]
 
 
 def checkpointing_of_layers(folder: Path, **changes: Any) -> Any:
-    """Return the model's calls about activation checkpointing."""
+    """Return the keywords of `gradient_checkpointing_enable`."""
     model = tiny_gpt2()
-    asked: list[Any] = []
+    calls: list[Any] = []
     original = model.gradient_checkpointing_enable
 
     def enable(gradient_checkpointing_kwargs: Any = None, **keywords: Any) -> None:
-        asked.append(gradient_checkpointing_kwargs)
+        calls.append(gradient_checkpointing_kwargs)
         original(gradient_checkpointing_kwargs)
 
     model.gradient_checkpointing_enable = enable
@@ -139,18 +139,18 @@ def checkpointing_of_layers(folder: Path, **changes: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quiet_trainer(folder, model, given={"train_dataset": rows}, max_steps=1, **changes).train()
-    return asked
+    return calls
 
 
 def cache_in_config(folder: Path, **changes: Any) -> Any:
-    """`use_cache` of the model's configuration."""
+    """Return `use_cache` of the model's configuration."""
     model = tiny_gpt2()
     quiet_trainer(folder, model, **changes)
     return model.config.use_cache
 
 
 def device(folder: Path, **changes: Any) -> Any:
-    """The device on a machine with a GPU."""
+    """Return the device on a machine with a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         return quiet_arguments(folder, **changes)._find_device().type
@@ -169,13 +169,13 @@ def stopped_at_overflow(folder: Path, **changes: Any) -> Any:
     return False
 
 
-def kept_for_the_script(name: str) -> Callable[..., Any]:
-    """An argument that only scripts read."""
+def script_argument(name: str) -> Callable[..., Any]:
+    """Return a function that returns an argument for scripts."""
 
-    def look(folder: Path, **changes: Any) -> Any:
+    def observe(folder: Path, **changes: Any) -> Any:
         return getattr(quiet_arguments(folder, **changes), name)
 
-    return look
+    return observe
 
 
 # ---- The tables ----------------------------------------------------------------------------------------------------
@@ -185,15 +185,15 @@ class Effect(NamedTuple):
     """The effect of an argument.
 
     Parameters:
-        first, second: two of its values.
-        look: takes a folder and arguments, returns what differs between the two.
-        beside: further arguments, the same for both values.
+        first, second: values of the argument.
+        observe: takes a folder and arguments, returns an observation that differs between the values.
+        further: other arguments for both values.
     """
 
     first: Any
     second: Any
-    look: Callable[..., Any]
-    beside: dict[str, Any] = {}  # noqa: RUF012
+    observe: Callable[..., Any]
+    further: dict[str, Any] = {}  # noqa: RUF012
 
 
 BY_STEPS = {"logging_strategy": "steps", "logging_steps": 1}
@@ -276,12 +276,12 @@ EFFECTS: dict[str, Effect] = {
     "train_sampling_strategy": Effect("random", "sequential", order),
     # Debugging, scripts, Lightning
     "debug": Effect("", "underflow_overflow", stopped_at_overflow),
-    **{name: Effect(False, True, kept_for_the_script(name)) for name in ("do_train", "do_eval", "do_predict")},
-    "local_rank": Effect(-1, 0, kept_for_the_script("local_rank")),
-    "ddp_timeout": Effect(1800, 60, kept_for_the_script("ddp_timeout_delta")),
+    **{name: Effect(False, True, script_argument(name)) for name in ("do_train", "do_eval", "do_predict")},
+    "local_rank": Effect(-1, 0, script_argument("local_rank")),
+    "ddp_timeout": Effect(1800, 60, script_argument("ddp_timeout_delta")),
 }
 
-# Argument -> the test, or the scenario, that fails when it is ignored.
+# Argument -> the test or scenario that fails if it is ignored.
 TESTED_ELSEWHERE: dict[str, str] = {
     "tf32": "arguments/test_process.py::test_the_switch_for_tf32_is_set_as_asked_and_by_compilation",
     "torch_compile": (
@@ -377,29 +377,29 @@ TESTED_ELSEWHERE: dict[str, str] = {
 }
 
 
-def seen_with(name: str, value: Any, folder: Path) -> Any:
+def observe_with(name: str, value: Any, folder: Path) -> Any:
     folder.mkdir()
-    return EFFECTS[name].look(folder, **{**EFFECTS[name].beside, name: value})
+    return EFFECTS[name].observe(folder, **{**EFFECTS[name].further, name: value})
 
 
 @pytest.mark.parametrize("name", EFFECTS)
 @pytest.mark.filterwarnings("ignore")
-def test_two_values_of_an_argument_differ_in_what_there_is_to_see(tmp_path: Path, name: str) -> None:
+def test_two_values_of_an_argument_have_different_effects(tmp_path: Path, name: str) -> None:
     first, second, *_ = EFFECTS[name]
-    assert seen_with(name, first, tmp_path / "first") != seen_with(name, second, tmp_path / "second")
+    assert observe_with(name, first, tmp_path / "first") != observe_with(name, second, tmp_path / "second")
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "logging_steps", "seed", "save_steps"])
-def test_equal_values_look_equal(tmp_path: Path, name: str) -> None:
+def test_equal_values_have_equal_effects(tmp_path: Path, name: str) -> None:
     first = EFFECTS[name].first
-    assert seen_with(name, first, tmp_path / "once") == seen_with(name, first, tmp_path / "twice")
+    assert observe_with(name, first, tmp_path / "once") == observe_with(name, first, tmp_path / "twice")
 
 
 @pytest.mark.parametrize("name", TESTED_ELSEWHERE)
 def test_the_test_of_an_argument_exists_and_names_the_argument(name: str) -> None:
     path, _, function = TESTED_ELSEWHERE[name].partition("::")
     text = (ROOT / path).read_text(encoding="utf-8")
-    # A scenario is a function, or a row of a table.
+    # A scenario is a function or an entry of a dict.
     assert (f"def {function}(" in text or f'"{function}": ' in text) and name in text
 
 

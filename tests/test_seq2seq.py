@@ -27,7 +27,7 @@ def translator(
     given: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Any:
-    """A Trainer over token ids to be reversed; `given` are keywords of the Trainer, `changes` arguments."""
+    """Return a Trainer for the reversal of token ids; `given` are keywords of the Trainer, `changes` arguments."""
     torch.manual_seed(3)
     keywords = {
         "data_collator": pad_translations,
@@ -62,15 +62,15 @@ def test_sortish_sampling_of_a_stream_has_no_effect_with_a_warning(
 
 
 def test_keywords_of_a_call_are_forgotten_when_it_fails(tmp_path: Path) -> None:
-    def broken(prediction: Any) -> dict[str, float]:
+    def fail(prediction: Any) -> dict[str, float]:
         raise ArithmeticError("metric")
 
-    trainer = translator(tmp_path, given={"compute_metrics": broken}, generation_max_length=9)
+    trainer = translator(tmp_path, given={"compute_metrics": fail}, generation_max_length=9)
     with pytest.raises(ArithmeticError):
         trainer.evaluate(max_length=4)
     loader = trainer.get_test_dataloader(QUESTIONS)
-    found = trainer.evaluation_loop(loader, "Prediction").predictions
-    assert (found[:, 4:] != 0).any()
+    predictions = trainer.evaluation_loop(loader, "Prediction").predictions
+    assert (predictions[:, 4:] != 0).any()
     assert trainer.gather_function != trainer.accelerator.gather
 
 
@@ -82,15 +82,15 @@ def test_keywords_of_a_call_hold_for_each_of_several_datasets(tmp_path: Path) ->
         return {}
 
     trainer = translator(tmp_path, given={"compute_metrics": longest})
-    found = trainer.evaluate({"one": Rows(ROWS), "two": Rows(ROWS)}, max_length=4)
+    metrics = trainer.evaluate({"one": Rows(ROWS), "two": Rows(ROWS)}, max_length=4)
     assert lengths == [4, 4]
-    assert {"eval_one_loss", "eval_two_loss"} <= set(found)
+    assert {"eval_one_loss", "eval_two_loss"} <= set(metrics)
 
 
-@pytest.mark.parametrize("given", [{"num_bems": 2}, {"num_return_sequences": 3, "num_beams": 2}])
-def test_errors_of_generate_are_not_changed(tmp_path: Path, given: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(given))):
-        translator(tmp_path).evaluate(**given)  # type: ignore[arg-type]
+@pytest.mark.parametrize("keywords", [{"num_bems": 2}, {"num_return_sequences": 3, "num_beams": 2}])
+def test_errors_of_generate_are_not_changed(tmp_path: Path, keywords: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(keywords))):
+        translator(tmp_path).evaluate(**keywords)  # type: ignore[arg-type]
 
 
 def test_keywords_without_generation_are_logged_once_at_level_info(
@@ -133,18 +133,18 @@ def test_a_model_without_a_generation_config_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_overridden_prediction_step_needs_no_model_that_generates(tmp_path: Path) -> None:
-    class Own(Seq2SeqTrainer):
+    class PredictingTrainer(Seq2SeqTrainer):
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
             return None, torch.ones(3, 2), torch.ones(3, 2)
 
-    found = translator(tmp_path, VectorClassifier(), Own, remove_unused_columns=False).predict(QUESTIONS)
-    assert found.predictions.shape[1] == 2
+    trainer = translator(tmp_path, VectorClassifier(), PredictingTrainer, remove_unused_columns=False)
+    assert trainer.predict(QUESTIONS).predictions.shape[1] == 2
 
 
 def test_a_plain_trainer_says_that_it_generates_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     translator(tmp_path, kind=Trainer, generation_config=SIX_TOKENS)
-    said = "predict_with_generate, generation_config: without effect in a plain Trainer; use Seq2SeqTrainer."
-    assert said in caplog.messages
+    message = "predict_with_generate, generation_config: without effect in a plain Trainer; use Seq2SeqTrainer."
+    assert message in caplog.messages
 
 
 def test_predict_with_generate_set_later_is_refused_at_the_first_batch(tmp_path: Path) -> None:
@@ -166,13 +166,13 @@ def test_outputs_without_a_padding_token_are_refused_with_the_setting_to_change(
 
 def test_a_decoder_only_model_is_prompted_without_the_labels(tmp_path: Path) -> None:
     rows = Rows([{"input_ids": [5, 6, 7, 8 + row], "labels": [-100, -100, 7, 8 + row]} for row in range(3)])
-    model, asked = tiny_gpt2(), []
+    model, prompts = tiny_gpt2(), []
     generate = model.generate
-    model.generate = lambda **inputs: asked.append(inputs["input_ids"].tolist()) or generate(**inputs)
-    given = {"eval_dataset": rows, "data_collator": default_data_collator}
-    trainer = translator(tmp_path, model, given=given, generation_max_length=6)
-    found = trainer.predict(rows)
-    assert [prompt for batch in asked for prompt in batch] == [[5, 6]] * 3
-    assert found.predictions.shape[0] == 3 and found.label_ids[:, 2:4].tolist() == [[7, 8], [7, 9], [7, 10]]
-    # The loss is that of the answers.
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(found.metrics["test_loss"])
+    model.generate = lambda **inputs: prompts.append(inputs["input_ids"].tolist()) or generate(**inputs)
+    keywords = {"eval_dataset": rows, "data_collator": default_data_collator}
+    trainer = translator(tmp_path, model, given=keywords, generation_max_length=6)
+    output = trainer.predict(rows)
+    assert [prompt for batch in prompts for prompt in batch] == [[5, 6]] * 3
+    assert output.predictions.shape[0] == 3 and output.label_ids[:, 2:4].tolist() == [[7, 8], [7, 9], [7, 10]]
+    # The loss is computed for the labels only.
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(output.metrics["test_loss"])

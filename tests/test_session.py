@@ -1,4 +1,4 @@
-"""The session of a Trainer behind its attributes: copies, pickles, and attributes that are taken away."""
+"""The attributes of a Trainer that its session stores: copies, pickles and deletion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
-def with_sgd(folder: Path) -> Trainer:
+def make_sgd_trainer(folder: Path) -> Trainer:
     model = VectorClassifier()
     return quiet_trainer(
         folder, model, given={"optimizers": (torch.optim.SGD(model.parameters(), 0.1), None)}, max_steps=2
@@ -26,18 +26,18 @@ def with_sgd(folder: Path) -> Trainer:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
 def test_a_deep_copy_and_a_pickle_train_with_the_optimizer_that_was_passed(tmp_path: Path, copied: Any) -> None:
-    trainer = with_sgd(tmp_path)
+    trainer = make_sgd_trainer(tmp_path)
     other = copied(trainer)
     other.train()
     assert type(other.optimizer) is torch.optim.SGD and other.optimizer is not trainer.optimizer
-    own = {id(parameter) for parameter in trainer.model.parameters()}
-    assert not any(id(parameter) in own for parameter in other.optimizer.param_groups[0]["params"])
+    originals = {id(parameter) for parameter in trainer.model.parameters()}
+    assert not any(id(parameter) in originals for parameter in other.optimizer.param_groups[0]["params"])
     assert trainer.lr_scheduler is None and trainer.state.global_step == 0
     assert pickle.loads(pickle.dumps(trainer.accelerator)).gradient_state.sync_gradients
 
 
 def test_a_shallow_copy_has_separate_attributes(tmp_path: Path) -> None:
-    trainer = with_sgd(tmp_path)
+    trainer = make_sgd_trainer(tmp_path)
     other = copy.copy(trainer)
     assert other.optimizer is trainer.optimizer
     other.optimizer, other.is_in_train, other.current_flos = None, True, 5
@@ -46,7 +46,7 @@ def test_a_shallow_copy_has_separate_attributes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["optimizer", "lr_scheduler", "is_in_train", "_eval_dataloaders", "deepspeed"])
 def test_an_attribute_can_be_patched_and_deleted(tmp_path: Path, name: str) -> None:
-    trainer = with_sgd(tmp_path)
+    trainer = make_sgd_trainer(tmp_path)
     before = getattr(trainer, name)
     with mock.patch.object(trainer, name, "patched"):
         assert getattr(trainer, name) == "patched"
@@ -60,13 +60,13 @@ def test_a_record_of_the_run_that_cannot_be_read_ends_no_training(
 ) -> None:
     original = Path.read_bytes
 
-    def read_bytes(path: Path) -> bytes:
+    def fail_for_record(path: Path) -> bytes:
         if path.name == RUN_RECORD_NAME:
             raise OSError(5, "Input/output error")
         return original(path)
 
     (tmp_path / RUN_RECORD_NAME).write_text("{}")
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(Path, "read_bytes", fail_for_record)
     trainer = quiet_trainer(tmp_path, max_steps=2)
     trainer.train()
     assert trainer.state.global_step == 2

@@ -36,19 +36,19 @@ class Counting(TrainerCallback):
 
 
 SGD: Any = torch.optim.SGD([torch.zeros(1)])
-SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
+SHORT_AND_LONG = {"long": Rows(vector_rows(4)), "short": Rows([])}
 
 
-# Further ones are in tests/runtime/test_page.py, word for word.
+# Further messages are in tests/runtime/test_page.py.
 @pytest.mark.parametrize(
-    ("given", "changes", "error", "words"),
+    ("keywords", "changes", "error", "message"),
     [
         ({"train_dataset": None}, {}, ValueError, "train_dataset"),
         ({"eval_dataset": Rows([])}, {"eval_strategy": "epoch"}, ValueError, "eval_dataset.*empty"),
         ({"eval_dataset": SHORT_AND_LONG}, {"eval_strategy": "epoch"}, ValueError, "eval_dataset.*empty"),
         ({"model": None}, {}, RuntimeError, "model.*model_init"),
         ({"model_init": VectorClassifier}, {}, ValueError, "model.*model_init"),
-        ({"model": None, "model_init": lambda one, two: None}, {}, RuntimeError, "model_init.*takes 2"),
+        ({"model": None, "model_init": lambda first, second: None}, {}, RuntimeError, "model_init.*takes 2"),
         ({"model": None, "model_init": lambda: None}, {}, RuntimeError, "model_init.*returned None"),
         (
             {"model": None, "model_init": lambda: VectorClassifier(), "optimizers": (SGD, None)},
@@ -63,7 +63,7 @@ SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
             "optimizers.*optimizer_cls_and_kwargs",
         ),
         ({"data_collator": "no function"}, {}, TypeError, "data_collator.*callable.*str"),
-        # It is not told the last batch.
+        # The function lacks the parameter for the last batch.
         (
             {"compute_metrics": lambda prediction: {}},
             {"batch_eval_metrics": True},
@@ -73,11 +73,11 @@ SHORT_AND_LONG = {"whole": Rows(vector_rows(4)), "short": Rows([])}
     ],
 )
 def test_wrong_input_raises_a_single_line_before_the_first_step(
-    tmp_path: Path, given: dict[str, Any], changes: dict[str, Any], error: type[Exception], words: str
+    tmp_path: Path, keywords: dict[str, Any], changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     counting = Counting()
-    keywords = {"model": VectorClassifier(), "train_dataset": Rows(vector_rows(8)), **given}
-    with pytest.raises(error, match=words) as caught:
+    keywords = {"model": VectorClassifier(), "train_dataset": Rows(vector_rows(8)), **keywords}
+    with pytest.raises(error, match=message) as caught:
         Trainer(args=quiet_arguments(tmp_path, max_steps=2, **changes), callbacks=[counting], **keywords).train()
     assert "\n" not in str(caught.value) and counting.steps == 0
 
@@ -106,7 +106,7 @@ def test_a_model_with_a_device_map_is_placed_as_by_transformers_and_not_moved_of
         facts.append((trainer.is_model_parallel, trainer.place_model_on_device, args.n_gpu, args.parallel_mode.value))
     assert facts[0] == facts[1]
     moves: list[Any] = []
-    model.to = lambda *given, **keywords: moves.append((given, keywords))
+    model.to = lambda *args, **keywords: moves.append((args, keywords))
     trainer.evaluate()
     trainer.train()
     trainer.predict(trainer.eval_dataset)
@@ -123,8 +123,8 @@ def test_a_script_under_plain_python_logs_once_how_to_train_on_all_gpus(
     set_only(monkeypatch)
     fake_gpus(monkeypatch, 4)
     process._warn_of_idle_gpus.cache_clear()
-    spread: Any = VectorClassifier()
-    spread.hf_device_map = {"inner": 0, "head": 1}
+    sharded: Any = VectorClassifier()
+    sharded.hf_device_map = {"inner": 0, "head": 1}
 
     def construct(model: Any, **variables: str) -> str:
         for name, value in variables.items():
@@ -133,10 +133,10 @@ def test_a_script_under_plain_python_logs_once_how_to_train_on_all_gpus(
         Trainer(model, quiet_arguments(tmp_path, Unplaced, use_cpu=False))
         return caplog.text
 
-    assert construct(spread) == construct(VectorClassifier(), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1") == ""
+    assert construct(sharded) == construct(VectorClassifier(), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1") == ""
     set_only(monkeypatch)
-    told = construct(VectorClassifier())
-    assert "trains on one of 4 GPUs" in told and "`littrainer run SCRIPT` trains on all of them" in told
+    log = construct(VectorClassifier())
+    assert "trains on one of 4 GPUs" in log and "`littrainer run SCRIPT` trains on all of them" in log
     assert construct(VectorClassifier()) == ""
 
 
@@ -150,7 +150,7 @@ def test_columns_the_model_does_not_take_are_removed_from_a_table(tmp_path: Path
     )
     loader = trainer.get_train_dataloader()
     assert loader.dataset.column_names == ["input_ids", "labels"] and loader.collate_fn is pad_tokens
-    # Those of any other dataset are removed from its samples.
+    # Other datasets are trimmed sample by sample.
     collator = quiet_trainer(tmp_path).get_train_dataloader().collate_fn
     assert isinstance(collator, RemoveColumnsCollator)
     assert {"x", "labels", "label", "label_ids"} == set(collator.signature_columns)
@@ -193,11 +193,11 @@ def test_an_existing_optimizer_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_passed_schedule_continues_and_a_created_schedule_restarts(tmp_path: Path) -> None:
-    made = quiet_trainer(tmp_path, max_steps=2)
-    made.train()
-    first = made.lr_scheduler
-    made.train()
-    assert made.lr_scheduler is not first
+    trainer = quiet_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    first = trainer.lr_scheduler
+    trainer.train()
+    assert trainer.lr_scheduler is not first
 
     model = VectorClassifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -210,9 +210,9 @@ def test_a_passed_schedule_continues_and_a_created_schedule_restarts(tmp_path: P
 
 def test_learning_rates_and_groups_are_those_of_the_optimizer(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, weight_decay=0.1)
-    for ask in (trainer.get_learning_rates, trainer.get_optimizer_group):
+    for method in (trainer.get_learning_rates, trainer.get_optimizer_group):
         with pytest.raises(ValueError, match=r"no optimizer yet.*create_optimizer"):
-            ask()
+            method()
     trainer.create_optimizer()
     assert trainer.get_learning_rates() == [0.01, 0.01]
     assert trainer.get_num_trainable_parameters() == sum(weight.numel() for weight in trainer.model.parameters())
@@ -224,7 +224,7 @@ def test_learning_rates_and_groups_are_those_of_the_optimizer(tmp_path: Path) ->
 def test_a_replicated_model_has_tensor_parallel_size_1(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, VectorClassifier())
     assert trainer.get_tp_size() == 1
-    # Where transformers' models keep theirs.
+    # Models of transformers have this attribute.
     trainer.model._tp_size = 2
     assert trainer.get_tp_size() == 2
 

@@ -1,7 +1,7 @@
 """The Transformers Trainer API, trained by Lightning.
 
-The public names below are loaded when they are first used, so that `import littrainer` costs next to nothing: neither
-torch nor lightning nor transformers is imported for it.
+The public names are imported at first use, so that `import littrainer` is fast: it imports neither torch nor lightning
+nor transformers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 from littrainer.runtime.version import __version__ as __version__
 
 TYPE_CHECKING = False
-"""What type checkers take to be true; importing it from `typing` would double the cost of this package."""
+"""Importing this from `typing` would double the import time of this package."""
 
 
 _HOMES = {
@@ -48,7 +48,7 @@ _HOMES = {
     "littrainer.trainer": ("Trainer",),
     "littrainer.loop.health": ("UnhealthyTrainingError",),
     "littrainer.loop.tracked_means": ("track",),
-    # transformers' own, which need not be installed for the others.
+    # Names of transformers, which is optional.
     "transformers.hf_argparser": ("HfArg",),
     "transformers.data.data_collator": (
         "DataCollatorForLanguageModeling",
@@ -75,7 +75,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted([*_HOME_OF, "__version__"])
 
-# Aliases, so that type checkers take the names for public.
+# Type checkers treat aliases as public.
 if TYPE_CHECKING:
     from typing import Any
 

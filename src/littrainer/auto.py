@@ -1,6 +1,6 @@
-"""`import littrainer.auto`, written before any import of transformers, turns its Trainer API into littrainer's.
+"""`import littrainer.auto` before any import of transformers replaces its Trainer API by littrainer's.
 
-It holds for the rest of the process and for the Python processes that it starts.
+The replacement is also active in Python processes that this process starts.
 """
 
 from littrainer.redirection.redirect import install

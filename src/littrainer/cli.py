@@ -1,4 +1,4 @@
-"""The `littrainer` command; each of its commands is a module with `main(words)`, which returns the exit status."""
+"""The `littrainer` command, whose commands are modules with a function `main(arguments)` that returns a status."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: words after the program's name; by default the arguments of this process.
+        arguments: by default those of this process.
 
     Returns:
-        The exit status. `run` does not return if the operating system can replace a process by another.
+        The exit status; `run` may replace the process instead.
     """
     return run_quietly(lambda: _run_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 
-def _run_command(words: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     parser = CommandParser("", "Run Transformers Trainer scripts on Lightning.", epilog=EPILOG, usage=USAGE)
     parser.add_argument("--version", action="version", version=f"littrainer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=argparse.ArgumentParser)
     for name, purpose in COMMANDS.items():
         commands.add_parser(name, help=purpose)
-    if not words:
-        # As argparse reports a command that is missing: on standard error and with its status.
+    if not arguments:
+        # Like argparse for a missing command.
         parser.print_help(sys.stderr)
         return BAD_INPUT
-    name, *rest = words
+    name, *rest = arguments
     if name in COMMANDS:
         try:
             return importlib.import_module(f"littrainer.commands.{name}").main(rest)
         except BadInput as error:
             return reject(name, error)
     if name.startswith("-"):
-        parser.parse_args(words)
+        parser.parse_args(arguments)
     if name.endswith(".py") or os.path.isfile(name):
         parser.error(f"to run a script, put `run` before it: littrainer run {name}")
     from littrainer.arguments.did_you_mean import suggest_name

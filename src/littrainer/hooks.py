@@ -1,18 +1,19 @@
-"""The methods of `Trainer` that subclasses override though they are not documented, each handing over to a package.
+"""The undocumented methods of `Trainer` that subclasses override; each calls the package that does the work.
 
-Their names and signatures are those of transformers' Trainer, whose subclasses in other libraries count on them.
+Subclasses in other libraries rely on the names and signatures, which are those of transformers' Trainer.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -23,10 +24,14 @@ from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.arguments.deepspeed import has_deepspeed, update_deepspeed
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
-from littrainer.callbacks.handler import restore_callbacks
+from littrainer.callbacks.handler import CallbackHandler, normalize_callbacks, restore_callbacks
+from littrainer.callbacks.lightning_callbacks import has_progress_bar
+from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
 from littrainer.checkpoint.manager import SavedTraining
+from littrainer.checkpoint.remote import upload_files
 from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, choose_state_io
 from littrainer.checkpoint.weights import log_key_mismatch
 from littrainer.checkpoint.writer import write_tokenizer_and_args
@@ -41,12 +46,15 @@ from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub.push_to_hub import finish_pushes, push_save
+from littrainer.hub.model_card import collect_badges, write_card
+from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes, push_save
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
+from littrainer.loop.fast_dev_run import select_trackers
 from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
 from littrainer.loop.overrides import find_overrides
+from littrainer.loop.preemption import make_jit_checkpoint_callbacks
 from littrainer.loop.reports import MemoryReport
 from littrainer.model.facts import read_model_facts
 from littrainer.model.traversal import list_parameters, move_model, set_training_mode
@@ -54,7 +62,9 @@ from littrainer.optim.schedules import is_metric_driven, step_on_metric
 from littrainer.optim.stepping import clip_gradient_norm, is_on_several_meshes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
+from littrainer.runtime.remote_folder import local_folder
 from littrainer.search import trial as search_trial
+from littrainer.session import TrainerAttributesBase
 from littrainer.strategies.full_state import is_sharded
 from littrainer.strategies.model_wrapping import (
     autocast_and_compile,
@@ -62,42 +72,38 @@ from littrainer.strategies.model_wrapping import (
     move_to_device,
     wrap_for_training,
 )
+from littrainer.tracking.lightning_loggers import add_logger_trackers
+from littrainer.tracking.selection import create_trackers
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.state import TrainerState
 
 
 logger = logging.getLogger(__name__)
 
-# A context for all forward passes, which can be entered any number of times.
+# A context for all forward passes, which can be entered repeatedly.
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
-class TrainerHooks:
-    """The steps of a Trainer between its documented methods; `Trainer` derives from it."""
+class TrainerHooks(TrainerAttributesBase):
+    """The overridable steps between the documented methods of `Trainer`."""
 
-    is_deepspeed_enabled: bool = False
-    is_fsdp_enabled: bool = False
-    # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
-    _signature_columns: list[str] | None
-    model_preparation_time: float | None = None
+    # ---- Facts of the arguments and the model ------------------------------------------------------------------------
 
-    # ---- What follows from the arguments and the model ---------------------------------------------------------------
-
-    def _has_foreign_device_map(self: Any) -> bool:
-        """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
+    def _has_foreign_device_map(self) -> bool:
+        """Return whether a device map has placed the model on several devices, or not on the arguments' device."""
         device_map: Any = getattr(self.model, "hf_device_map", None) or {}
         devices = set(device_map.values()) - {"cpu", "disk"}
         return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
 
-    def _should_place_model(self: Any) -> bool:
-        # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
+    def _should_place_model(self) -> bool:
+        if self.args.place_model_on_device is not None:
+            return self.args.place_model_on_device
+        # A model that evaluations cast is moved when it is cast or trained; DeepSpeed's engine moves its model.
         is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
-        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
-        return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
+        return not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
 
-    def _update_model_facts(self: Any) -> None:
+    def _update_model_facts(self) -> None:
         facts = read_model_facts(self.model)
         self._described_model_class = type(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
@@ -107,8 +113,8 @@ class TrainerHooks:
         self.label_smoother = loss.make_label_smoother(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
-    def _apply_changed_arguments(self: Any, changed: set[str]) -> None:
-        """Make again, except the accelerator, what a Trainer makes of the arguments whose values have changed."""
+    def _apply_changed_arguments(self, changed: set[str]) -> None:
+        """Update everything, except the accelerator, that depends on the changed arguments."""
         args = self.args
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
@@ -121,17 +127,46 @@ class TrainerHooks:
             if self.model is not None:
                 self._update_model_facts()
             else:
-                # The facts are read with the next model.
+                # Read the facts with the next model.
                 self._described_model_class = type(None)
         if "skip_memory_metrics" in changed:
             self.session.memory = MemoryReport(not args.skip_memory_metrics)
         if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
             self.place_model_on_device = self._should_place_model()
 
+    # ---- Construction ------------------------------------------------------------------------------------------------
+
+    def _create_callbacks(
+        self,
+        default_callbacks: list[type],
+        callbacks: list[Any] | None,
+        add_callback: Callable[[Any], None],
+        progress_callback: type,
+    ) -> None:
+        self.lightning_callbacks = []
+        self.callback_handler = CallbackHandler(
+            default_callbacks, self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        )
+        argument_callbacks = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
+        for callback in [*argument_callbacks, *normalize_callbacks(callbacks)]:
+            add_callback(callback)
+        if not has_progress_bar(self.lightning_callbacks, self.args):
+            self.add_callback(PrinterCallback if self.args.disable_tqdm else progress_callback)
+        add_logger_trackers(self, self.callback_handler)
+
+    def _create_state(self) -> None:
+        self.control = TrainerControl()
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=list(filter(is_exportable, callbacks)),
+        )
+
     # ---- Data --------------------------------------------------------------------------------------------------------
 
     def _get_dataloader(
-        self: Any,
+        self,
         dataset: Any,
         description: str,
         batch_size: int,
@@ -139,25 +174,25 @@ class TrainerHooks:
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> PrefetchLoader:
-        args, collate = self.args, self.data_collator
+        args = self.args
+        collate = self.data_collator
         if args.max_tokens_per_batch is not None and not isinstance(dataset, IterableDataset):
             collate = partial(collate_up_to, args.max_tokens_per_batch, collate)
-        # With a column of lengths that the model does not take.
-        whole = dataset
+        # The untrimmed dataset has the column of lengths.
+        untrimmed = dataset
         if is_a(dataset, "datasets.Dataset"):
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
             collate = self._get_collator_with_removed_columns(collate, description=description)
-        takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
-        sampler = sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None
+        sampler = None if sampler_fn is None or isinstance(dataset, IterableDataset) else sampler_fn(dataset)
         if args.max_tokens_per_batch is not None:
             sampler = make_token_batch_sampler(
-                args, whole, sampler, self.processing_class, self.data_collator, is_training
+                args, untrimmed, sampler, self.processing_class, self.data_collator, is_training
             )
         elif args.pack_to_length is not None and is_training:
             attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
             dataset, sampler, collate = pack_documents(
-                args, (whole, dataset), sampler, collate, self.processing_class, attention
+                args, (untrimmed, dataset), sampler, collate, self.processing_class, attention
             )
         settings = getattr(self.accelerator, "dataloader_config", None)
         loader = build_loader(
@@ -169,12 +204,12 @@ class TrainerHooks:
             is_training=is_training,
             settings=settings,
         )
-        loader.set_destination(self.args.device, settings)
-        if dataloader_key is not None and self.args.dataloader_persistent_workers:
+        loader.set_destination(args.device, settings)
+        if dataloader_key is not None and args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
 
-    def _get_train_sampler(self: Any, train_dataset: Any = None) -> Any:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
             return None
@@ -182,40 +217,42 @@ class TrainerHooks:
             return SequentialSampler(dataset)
         return make_train_sampler(self.args, dataset, self.processing_class)
 
-    def _get_eval_sampler(self: Any, eval_dataset: Any) -> Any:
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         if eval_dataset is None or not has_length(eval_dataset):
             return None
         return make_evaluation_sampler(self.args, eval_dataset, self.processing_class)
 
-    def _set_signature_columns_if_needed(self: Any) -> None:
+    def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
             self._signature_columns = find_accepted_columns(self.model, self.label_names)
 
-    def _get_signature_columns(self: Any) -> list[str]:
+    def _get_signature_columns(self) -> list[str]:
         self._set_signature_columns_if_needed()
         return self._signature_columns or []
 
-    def _remove_unused_columns(self: Any, dataset: Any, description: str | None = None) -> Any:
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
-        accepted, model_name = self._get_signature_columns(), type(self.model).__name__
-        kept = drop_extra_columns(dataset, accepted, model_name, description)
+        accepted = self._get_signature_columns()
+        model_name = type(self.model).__name__
+        trimmed = drop_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
         self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
-        warn_about_dropped_lengths(self.args, dataset, kept)
-        return kept
+        warn_about_dropped_lengths(self.args, dataset, trimmed)
+        return trimmed
 
     def _get_collator_with_removed_columns(
-        self: Any, data_collator: Callable[[list[Any]], Any], description: str | None = None
+        self, data_collator: Callable[[list[Any]], Any], description: str | None = None
     ) -> Callable[[list[Any]], Any]:
         if not self.args.remove_unused_columns:
             return data_collator
-        accepted, model_name = self._get_signature_columns(), type(self.model).__name__
+        accepted = self._get_signature_columns()
+        model_name = type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
         self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
         return collator
 
-    def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         if not self.session.loss_reduction.is_known and self.args.loss_normalization == EXACT:
             self.session.loss_reduction = detect_loss_reduction(
                 self, self.model_wrapped or self.model, batch_samples, device
@@ -224,24 +261,25 @@ class TrainerHooks:
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
-    def _require_optimizer(self: Any) -> torch.optim.Optimizer:
+    def _require_optimizer(self) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            raise ValueError("There is no optimizer yet: it is made when train() begins, or by create_optimizer().")
+            raise ValueError("There is no optimizer yet: train() creates it when it begins, or create_optimizer().")
         return self.optimizer
 
-    def _create_optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
+    def _create_optimizer_and_schedule(self, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
             from littrainer.strategies.deepspeed import create_engine
 
             overridden = self._find_overrides("create_optimizer", "create_scheduler")
             return create_engine(self, max_steps, overridden)
-        # A schedule made by an earlier train() may have another length.
+        # The schedule of an earlier train() may have a different length.
         if self._created_lr_scheduler:
-            self.lr_scheduler, self._created_lr_scheduler = None, False
+            self.lr_scheduler = None
+            self._created_lr_scheduler = False
         if self.model_wrapped is not self.model and is_wrapped_by_trainer(self.model_wrapped, self.model):
-            # A model that an earlier training has wrapped is prepared, as in transformers.
+            # An earlier training has wrapped the model; as in transformers no time is counted.
             self.model_preparation_time = 0.0
-        # An override that makes both is called at once; else a schedule may depend on the model as it is wrapped.
+        # An override that creates both is called before wrapping; otherwise the schedule may need the wrapped model.
         if self._find_overrides("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
             wrapped = wrap_for_training(self)
@@ -250,11 +288,11 @@ class TrainerHooks:
             wrapped = wrap_for_training(self)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
-        # If a subclass has wrapped the model, evaluations use the inner one as it was.
+        # A subclass's wrapper is for training only: evaluations then prepare the inner model.
         self._model_is_prepared = is_wrapped_by_trainer(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
-    def _get_learning_rate(self: Any) -> float:
+    def _get_learning_rate(self) -> float:
         if is_metric_driven(self.lr_scheduler) or self.is_schedule_overridden:
             rate = self._require_optimizer().param_groups[0]["lr"]
         else:
@@ -263,17 +301,17 @@ class TrainerHooks:
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
-    def create_accelerator_and_postprocess(self: Any) -> None:
-        """Make `accelerator`, and what is read from it."""
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create `accelerator` and read its settings."""
         self.accelerator = AcceleratorFacade(self.args)
-        # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
+        # Some subclasses set `accelerator.gather` during a loop, which counts a short last batch as full.
         self._reset_gather_function()
         update_deepspeed(self.args)
         self.is_deepspeed_enabled = has_deepspeed(self.args)
         self.is_fsdp_enabled = get_sharding_plan(self.args) is not None
 
     def _inner_training_loop(
-        self: Any,
+        self,
         batch_size: int | None = None,
         args: TrainingArguments | None = None,
         resume_from_checkpoint: str | None = None,
@@ -282,54 +320,60 @@ class TrainerHooks:
     ) -> TrainOutput:
         return session.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
-    def _update_auto_batch_size(self: Any, batch_size: int) -> None:
+    def _update_auto_batch_size(self, batch_size: int) -> None:
         self._train_batch_size = batch_size
         if not self.is_deepspeed_enabled:
             self.model_wrapped = self.model
 
     def _init_training_state(
-        self: Any,
+        self,
         max_steps: int,
         num_update_steps_per_epoch: int,
         num_train_epochs: int,
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
+        assert self.training_run is not None
         start = self.training_run.reset_state()
         if resume_from_checkpoint is not None:
             self._load_callback_state()
         return start
 
-    def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        assert self.training_run is not None
         self.session.checkpoints.wait()
         output = self.training_run.finish(num_train_samples, start_time)
-        args, state = self.args, self.state
-        best = state.best_model_checkpoint
+        args = self.args
+        best = self.state.best_model_checkpoint
         if args.load_best_model_at_end and best is not None:
             with raise_on_all_ranks("loading the best model"):
                 self._load_best_model()
-        run_dir = self._get_output_dir(trial)
-        self.session.checkpoints.delete_all_but_best(args, run_dir, best)
-        self.control = self.callback_handler.on_train_end(args, state, self.control)
+        self.session.checkpoints.delete_all_but_best(args, self._get_output_dir(trial), best)
+        self.control = self.callback_handler.on_train_end(args, self.state, self.control)
         if args.push_to_hub:
             run_with_keepalive(self._finish_current_push)
-            not_pushed = broadcast_object(getattr(self.push_in_progress, "failure_at_end", None))
+            push_error = broadcast_object(getattr(self.push_in_progress, "failure_at_end", None))
         else:
             self._finish_current_push()
-            not_pushed = getattr(self.push_in_progress, "failure_at_end", None)
-        if not_pushed is not None:
-            output.metrics["push_to_hub_error"] = not_pushed
-        # A signal after the last step stops nothing here; the script can read it.
+            push_error = getattr(self.push_in_progress, "failure_at_end", None)
+        if push_error is not None:
+            output.metrics["push_to_hub_error"] = push_error
+        # Record a signal received after the last step, for the script to read.
         self.preemption.agree()
         return output
 
-    def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         self.push_in_progress = push_save(self, checkpoint_folder)
 
-    def _finish_current_push(self: Any) -> None:
+    def _finish_current_push(self) -> None:
         finish_pushes(self.push_in_progress)
 
-    def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+    def _finish_earlier_pushes(self) -> PushInProgress:
+        self._finish_current_push()
+        self.push_in_progress = get_pushes(self.args, self.push_in_progress)
+        return self.push_in_progress
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
             from littrainer.strategies.deepspeed import create_evaluation_engine
 
@@ -337,18 +381,18 @@ class TrainerHooks:
         return model
 
     def _forward_for_training(
-        self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         speed = self.session.speed
         set_training_mode(model)
-        if callable(getattr(self.optimizer, "train", None)):
-            self.optimizer.train()
+        if callable(train_mode := getattr(self.optimizer, "train", None)):
+            train_mode()
         speed.enter("to_device")
         inputs = self._prepare_inputs(inputs)
         speed.enter("forward")
         step = self.state.global_step
         args = self.args
-        # With `auto_micro_batch` processes run as many passes as each needs, and agree at the end of a window.
+        # With `auto_micro_batch` the number of passes differs between processes, which agree at the end of a window.
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
@@ -359,21 +403,21 @@ class TrainerHooks:
             empty_device_cache()
         return loss.scale_for_accumulation(self, value, num_items_in_batch)
 
-    def _prepare_inputs(self: Any, inputs: Any) -> Any:
+    def _prepare_inputs(self, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
         if not hasattr(inputs, "__len__"):
             raise make_unnamed_batch_error(inputs, self.model)
         if len(inputs) == 0:
-            left_out = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
-            had = f" ({', '.join(left_out)})" if left_out else ""
+            removed = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
+            names = f" ({', '.join(removed)})" if removed else ""
             raise ValueError(
-                f"A batch without any input: none of the data's columns{had} is one that {type(self.model).__name__}"
+                f"A batch without any input: none of the data's columns{names} is one that {type(self.model).__name__}"
                 f".forward takes ({', '.join(self._get_signature_columns())}). Rename them, or set "
                 "remove_unused_columns=False."
             )
         return inputs
 
-    def _prepare_input(self: Any, data: Any) -> Any:
+    def _prepare_input(self, data: Any) -> Any:
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
@@ -382,46 +426,47 @@ class TrainerHooks:
                 data = cast_to_engine_dtype(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
-            return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
+            kind: Any = type(data)
+            return kind({name: self._prepare_input(value) for name, value in data.items()})
         if isinstance(data, (tuple, list)):
             return type(data)(self._prepare_input(value) for value in data)
         return data
 
-    def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
         parameters = list_parameters(model)
-        # An override may clip a part of the model. DDP has the very parameters of the model in it.
+        # An override may clip a part of the model. DDP shares its parameters with the model.
         inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
         self.session.clipped = parameters if inner is self.model else None
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
-    def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         if grad_norm is not None:
             return grad_norm
-        # An infinite bound clips nothing and returns the norm.
+        # An infinite bound only computes the norm.
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, float("inf"))
         return self.accelerator.clip_grad_norm_(list_parameters(model), float("inf"))
 
-    def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
-        # Only connected processes split gradients between them, and in DDP each has all.
+    def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
+        # Gradients are sharded only between connected processes, and never by DDP.
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
         return are_connected and is_on_several_meshes(list_parameters(model))
 
-    def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
+    def _mixed_mesh_grad_norm(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_gradient_norm(model.parameters(), max_norm)
 
-    def _track_num_input_tokens(self: Any, inputs: Any) -> None:
+    def _track_num_input_tokens(self, inputs: Any) -> None:
         if self.args.include_num_input_tokens_seen != "no":
             processing_class, tp_size = self.processing_class, self.get_tp_size()
             number = self.session.tokens.count(inputs, self.args, self.model, processing_class, tp_size)
             self.state.num_input_tokens_seen += number
 
     def _maybe_log_save_evaluate(
-        self: Any,
+        self,
         tr_loss: torch.Tensor,
         grad_norm: Any,
         model: nn.Module,
@@ -452,7 +497,7 @@ class TrainerHooks:
         with part_of_training(SAVE):
             self._save_in_training(model, trial)
 
-    def _save_in_training(self: Any, model: nn.Module, trial: Any) -> None:
+    def _save_in_training(self, model: nn.Module, trial: Any) -> None:
         checkpoints = self.session.checkpoints
         if checkpoints.is_async and checkpoints.can_copy(self._build_state_io()):
             if self.hp_search_backend is None and trial is None:
@@ -465,23 +510,24 @@ class TrainerHooks:
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         checkpoints.commit_changes()
 
-    def _on_background_save_done(self: Any, folder: str, state: TrainerState) -> None:
-        checkpoints, asked_meanwhile = self.session.checkpoints, self.control.should_save
+    def _on_background_save_done(self, folder: str, state: TrainerState) -> None:
+        checkpoints = self.session.checkpoints
+        should_save_again = self.control.should_save
         with raise_on_all_ranks(f"on_save of callbacks for {folder}"):
             self.control = self.callback_handler.on_save(self.args, state, self.control)
-        self.control.should_save = self.control.should_save or asked_meanwhile
+        self.control.should_save = self.control.should_save or should_save_again
         if checkpoints.is_writer(self.args, Path(folder).parent):
             checkpoints.commit_changes(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
-    def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         return log_eval_save.update_best_metric(self.args, self.state, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(
-        self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
+        self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         with run_lightning.group_validations(self):
             metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
@@ -490,17 +536,17 @@ class TrainerHooks:
             step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
 
-    def _prepare_model_for_evaluation(self: Any) -> nn.Module:
-        """Return the model for evaluations, on its device; outside of training cast as the arguments ask for good."""
+    def _prepare_model_for_evaluation(self) -> nn.Module:
+        """Return the model for evaluations on its device; outside of training cast it for good if so configured."""
         model = self._wrap_model(self.model, training=False)
         if not self._model_is_prepared and model is self.model:
-            started = time.time()
+            start_time = time.time()
             move_to_device(self)
             model = autocast_and_compile(self)
-            # A model that version 1 of FSDP has wrapped stays for the training.
+            # A model wrapped by FSDP version 1 is used by the training.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
-            self.model_preparation_time = round(time.time() - started, 4)
+            self.model_preparation_time = round(time.time() - start_time, 4)
             self._model_is_prepared = True
         if not self.is_in_train:
             for name, dtype in (("fp16_full_eval", torch.float16), ("bf16_full_eval", torch.bfloat16)):
@@ -510,19 +556,19 @@ class TrainerHooks:
         is_flat = model is self.model and is_a(self.model_wrapped, "flat sharded module")
         return self.model_wrapped if is_flat else model
 
-    def overrides_evaluation(self: Any) -> bool:
-        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics may have other names."""
+    def overrides_evaluation(self) -> bool:
+        """Return whether a subclass or this instance overrides the evaluation, whose metrics may have other names."""
         return bool(self._find_overrides("evaluate", "evaluation_loop", "_evaluate"))
 
-    def _find_overrides(self: Any, *names: str) -> list[str]:
+    def _find_overrides(self, *names: str) -> list[str]:
         return find_overrides(self, names)
 
-    def _reset_gather_function(self: Any) -> None:
+    def _reset_gather_function(self) -> None:
         gather = self.accelerator.gather_for_metrics
-        self.gather_function: Any = partial(gather, use_gather_object=self.args.eval_use_gather_object)
+        self.gather_function = partial(gather, use_gather_object=self.args.eval_use_gather_object)
 
     def _evaluate_datasets(
-        self: Any,
+        self,
         datasets: dict[str, Any],
         are_named: bool,
         ignore_keys: Sequence[str] | None,
@@ -532,13 +578,11 @@ class TrainerHooks:
         metrics: dict[str, float] = {}
         with run_lightning.group_validations(self):
             for name, dataset in datasets.items():
-                one = name if are_named else dataset
-                metrics.update(
-                    self.evaluate(one, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}", **gen_kwargs)
-                )
+                keywords = {"ignore_keys": ignore_keys, "metric_key_prefix": f"{prefix}_{name}", **gen_kwargs}
+                metrics.update(self.evaluate(name if are_named else dataset, **keywords))
         return metrics
 
-    def _add_speed_metrics(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
+    def _add_speed_metrics(self, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
         metrics = output.metrics if output.metrics is not None else {}
         num_samples = output.num_samples or 0
         start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
@@ -550,18 +594,42 @@ class TrainerHooks:
 
     # ---- Saving and loading ------------------------------------------------------------------------------------------
 
-    def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _write_model(self, output_dir: str | None, is_internal: bool) -> None:
+        if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
+            # The engine gathers the sharded parameters.
+            from littrainer.strategies.deepspeed import create_evaluation_engine
+
+            create_evaluation_engine(self)
+        state_io = self._build_state_io()
+        # A push saves the full model to output_dir by an internal call too.
+        is_in_checkpoint = is_internal and output_dir is not None
+        write = state_io.save_checkpoint_model if is_in_checkpoint else state_io.save_model
+        with part_of_training(SAVE), run_lightning.swap_in_weights_for("save", self.lightning_module):
+            folder = self.args.output_dir if output_dir is None else output_dir
+            folder = folder if is_in_checkpoint else local_folder(os.fspath(folder))
+            write(folder)
+        if not is_in_checkpoint and self.args.should_save:
+            upload_files(folder)
+
+    def _write_model_card(self, parameters: dict[str, Any]) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        badges = collect_badges(self.callback_handler.callbacks)
+        write_card(self.args, self.state, model, dataset, badges, parameters)
+        upload_files(self.args.output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
         write_tokenizer_and_args(folder, self.args, self._get_processing_class_to_save())
 
-    def _get_processing_class_to_save(self: Any) -> Any:
+    def _get_processing_class_to_save(self) -> Any:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
 
-    def _get_output_dir(self: Any, trial: Any) -> str:
+    def _get_output_dir(self, trial: Any) -> str:
         return search_trial.get_trial_folder(self, trial)
 
-    def _build_state_io(self: Any) -> FullStateIO:
+    def _build_state_io(self) -> FullStateIO:
         return choose_state_io(
             TrainingObjects(
                 self.args,
@@ -576,8 +644,8 @@ class TrainerHooks:
             )
         )
 
-    def _build_saved_training(self: Any, run_dir: str | None = None) -> SavedTraining:
-        """Return the parts of a checkpoint below a folder, by default that of this training."""
+    def _build_saved_training(self, run_dir: str | None = None) -> SavedTraining:
+        """Return the parts of a checkpoint in a folder, by default this training's."""
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
@@ -585,88 +653,88 @@ class TrainerHooks:
         when_complete = self._on_background_save_done
         return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
-    def _save_checkpoint(self: Any, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
-        # Transformers 4 looked here whether they are the best; those of the evaluation at hand have counted by then.
+    def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
+        # As in transformers 4; the metrics of the current evaluation have been compared before.
         if metrics is not None:
             self._determine_best_metric(metrics=metrics, trial=trial)
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        written = self.session.checkpoints.save(self._build_saved_training(self._get_output_dir(trial=trial)))
+        folder = self.session.checkpoints.save(self._build_saved_training(self._get_output_dir(trial=trial)))
         if self.args.push_to_hub:
-            self._push_from_checkpoint(written)
+            self._push_from_checkpoint(folder)
 
-    def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self._build_state_io().save_optimizer(Path(output_dir))
         if self.args.should_save and not getattr(self.lr_scheduler, "is_saved_by_engine", False):
             self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
 
-    def _save_scaler(self: Any, output_dir: str) -> None:
+    def _save_scaler(self, output_dir: str) -> None:
         if self.args.should_save and self.accelerator.scaler is not None:
             self.session.checkpoints.staged(output_dir).write_objects(
                 {SCALER_NAME: self.accelerator.scaler.state_dict()}
             )
 
-    def _save_rng_state(self: Any, output_dir: str) -> None:
+    def _save_rng_state(self, output_dir: str) -> None:
         self.session.checkpoints.staged(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
 
-    def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
-        given = self.model if model is None else model
-        self._build_state_io().load_model(given, Path(resume_from_checkpoint), to_resume=True)
+        target = self.model if model is None else model
+        self._build_state_io().load_model(target, Path(resume_from_checkpoint), to_resume=True)
 
-    def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
         log_key_mismatch(load_result)
 
-    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             self._build_state_io().load_optimizer(Path(checkpoint))
-            reader.load_scheduler(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
+            reader.load_scheduler(self.lr_scheduler, len(self._require_optimizer().param_groups), Path(checkpoint))
 
-    def _load_scaler(self: Any, checkpoint: str | None) -> None:
+    def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             reader.load_scaler(self.accelerator.scaler, Path(checkpoint))
 
-    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+    def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             reader.load_random_states(Path(checkpoint), self.args)
 
-    def _load_callback_state(self: Any) -> None:
+    def _load_callback_state(self) -> None:
         states = self.state.stateful_callbacks
         if self.args.restore_callback_states_from_checkpoint:
             self.control = restore_callbacks(self.callback_handler, states, self.control)
-        # A training that goes back forgets what has been counted since.
+        # A rollback discards the evaluations that were counted after the checkpoint.
         elif getattr(self.args, "_restores_patience", False) or self.session.health.rollback_counts:
             restore_patience(self.callback_handler.callbacks, states)
 
-    def _load_best_model(self: Any) -> None:
+    def _load_best_model(self) -> None:
         assert self.state.best_model_checkpoint is not None
         logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
-        held = self._build_state_io()
-        if held.has_weights(folder):
-            held.load_model(self.model, folder, to_resume=False)
+        state_io = self._build_state_io()
+        if state_io.has_weights(folder):
+            state_io.load_model(self.model, folder, to_resume=False)
         else:
             logger.warning(
                 "The best model, %s, has no weights to load: the model keeps those of the last step.", folder
             )
 
-    def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         move_model(model, device)
 
     # ---- Hyperparameter search ---------------------------------------------------------------------------------------
 
-    def _hp_search_setup(self: Any, trial: Any) -> None:
+    def _hp_search_setup(self, trial: Any) -> None:
         search_trial.set_up_trial(self, trial)
 
-    def _report_to_hp_search(self: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         search_trial.report(self, trial, step, metrics)
         if trial is not None and self.hp_search_backend == HPSearchBackend.RAY:
             from littrainer.search.ray_backend import report_to_ray
 
             report_to_ray(self, metrics)
 
-    def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
-        # The best checkpoint among the training's own is left as it is.
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
+        # The state's best checkpoint does not change.
         self.store_flos()
         training = self._build_saved_training(checkpoint_dir)
         self.session.checkpoints.write(training, training.folder, is_complete=True)

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer`: a Trainer whose predictions are what the model generates."""
+"""`Seq2SeqTrainer`: a Trainer whose predictions are generated."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from littrainer.trainer import Trainer
 
 @register_package_class
 class Seq2SeqTrainer(Trainer):
-    """A Trainer that evaluates and predicts with the model's `generate`, where `predict_with_generate` is set.
+    """A Trainer that evaluates and predicts with the model's `generate`, if `predict_with_generate` is set.
 
     Parameters:
-        args: `Seq2SeqTrainingArguments`; with plain `TrainingArguments` it predicts as a Trainer does.
+        args: `Seq2SeqTrainingArguments`; with plain `TrainingArguments` it predicts like a Trainer.
 
     The other parameters are the Trainer's.
 
     Raises:
-        OSError, ValueError, TypeError: the arguments name no valid generation config, or the model cannot generate.
+        OSError, ValueError, TypeError: the generation config is invalid, or the model cannot generate.
     """
 
-    # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of the script's prediction loop.
+    # Keywords of `generate` during an `evaluate` or `predict`.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
     @accept_earlier_keywords(tokenizer="processing_class")
@@ -62,10 +62,10 @@ class Seq2SeqTrainer(Trainer):
         self._prepare_to_generate(self.model)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a model with `model_init`, with the generation config of the arguments.
+        """Return a new model from `model_init`, with the generation config of the arguments.
 
         Parameters:
-            trial: the trial of a search; None outside of one.
+            trial: the trial of a search.
         """
         model = super().call_model_init(trial)
         self._prepare_to_generate(model)
@@ -75,16 +75,16 @@ class Seq2SeqTrainer(Trainer):
         generation.prepare(self.args, model, generates=not self._find_overrides("prediction_step"))
 
     @contextmanager
-    def _use_generation_keywords(self, given: dict[str, Any]) -> Iterator[None]:
-        """Have `prediction_step` generate with these keywords until the end of the block.
+    def _use_generation_keywords(self, keywords: dict[str, Any]) -> Iterator[None]:
+        """Let `prediction_step` generate with these keywords in the block.
 
-        A short last batch counts in the loss as a full one meanwhile, as it does in transformers' Seq2SeqTrainer.
+        As in transformers' Seq2SeqTrainer, a short last batch counts as full in the loss.
         """
-        idle = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-        if idle and not getattr(self.args, "predict_with_generate", False):
-            generation.log_unused_keywords(idle)
+        unused = ", ".join(f"{name}={value!r}" for name, value in keywords.items() if value is not None)
+        if unused and not getattr(self.args, "predict_with_generate", False):
+            generation.log_unused_keywords(unused)
         before = self._gen_kwargs, self.gather_function
-        self._gen_kwargs = generation.merge_generation_keywords(self.args, given)
+        self._gen_kwargs = generation.merge_generation_keywords(self.args, keywords)
         self.gather_function = self.accelerator.gather_each_sample
         try:
             yield
@@ -93,15 +93,13 @@ class Seq2SeqTrainer(Trainer):
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
-        """Return a generation config from what the argument `generation_config` names.
+        """Return the generation config for the argument `generation_config`.
 
         Parameters:
             gen_config_arg: a folder or file, a model's name, or a generation config.
 
         Raises:
-            OSError: there is none to be read.
-            ValueError: its settings contradict each other.
-            TypeError: it is neither a path, a model id nor a generation config.
+            OSError, ValueError, TypeError: it cannot be read, has contradicting settings, or has another type.
         """
         return generation.load_config(gen_config_arg)
 
@@ -112,15 +110,12 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluate on a dataset and log the metrics.
+        """Evaluate on a dataset, log the metrics and return them.
 
         Parameters:
-            eval_dataset, ignore_keys, metric_key_prefix: as `Trainer.evaluate`.
-            gen_kwargs: keywords of the model's `generate` for this call, such as `max_length` and `num_beams`. They
-                come before the arguments, and those before the model's generation config.
-
-        Returns:
-            as `Trainer.evaluate`.
+            eval_dataset, ignore_keys, metric_key_prefix: as in `Trainer.evaluate`.
+            gen_kwargs: keywords of the model's `generate`, such as `max_length` and `num_beams`. They override the
+                arguments, which override the model's generation config.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
@@ -135,15 +130,13 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predict a dataset; metrics are computed where it has labels.
+        """Return generated token ids and labels as arrays `(samples, tokens)`, and metrics if there are labels.
+
+        The arrays are padded to the generation config's `max_length`.
 
         Parameters:
-            test_dataset, ignore_keys, metric_key_prefix: as `Trainer.predict`.
+            test_dataset, ignore_keys, metric_key_prefix: as in `Trainer.predict`.
             gen_kwargs: as in `evaluate`.
-
-        Returns:
-            generated token ids and labels as NumPy arrays `(samples, tokens)`, padded to the generation config's
-            `max_length`, and metrics.
         """
         with self._use_generation_keywords(gen_kwargs):
             return super().predict(test_dataset, ignore_keys, metric_key_prefix)
@@ -156,14 +149,11 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: Sequence[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[Any, Any, Any]:
-        """Loss, generated token ids and labels of one batch; override to change what a prediction is.
+        """Return the loss of a batch, and token ids and labels of shape `(samples, tokens)`.
 
         Parameters:
-            model, inputs, prediction_loss_only, ignore_keys: as `Trainer.prediction_step`.
-            gen_kwargs: keywords of the model's `generate` instead of those of the call and the arguments.
-
-        Returns:
-            a tensor with one element, and token ids and labels of shape `(samples in the batch, tokens)`.
+            model, inputs, prediction_loss_only, ignore_keys: as in `Trainer.prediction_step`.
+            gen_kwargs: keywords of the model's `generate`, instead of those of the call and the arguments.
         """
         if prediction_loss_only or not generation.is_generation_requested(self.args):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)

@@ -1,4 +1,4 @@
-"""All that belongs to one training, and one call of `train()`: from the checks beforehand to what is given back."""
+"""The state of a training, the attributes of a Trainer, and the course of a `train()` call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import copy
 import functools
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import notify_of_failure
@@ -58,40 +60,47 @@ from littrainer.search.trial import SearchState, begin_trial, is_search_trial
 from littrainer.tracking.selection import set_trial_folder
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.handler import CallbackHandler
+    from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
+    from littrainer.callbacks.state import TrainerControl, TrainerState
+    from littrainer.compat.accelerator import AcceleratorFacade
+    from littrainer.data.columns import DroppedColumns
 
 
 @dataclass(slots=True)
 class TrainingSession:
-    """The state of one training; the first is made with the Trainer, so that scripts find it before `train()`.
+    """The state of a training; the first session exists before `train()`, so that scripts can read it.
 
-    A deep copy, and what is unpickled, keeps what lasts for more than one training: a training belongs to the process.
+    A deep copy or a pickle contains only the fields that outlive a training.
 
     Attributes:
-        optimization, search, hub, memory, train_batch_size, model_is_prepared: what lasts for more than one training:
-            optimizer and schedule, hyperparameter search, repository, measurements of memory, samples in a micro-batch
-            of this process, and whether evaluations find the model wrapped.
-        lightning: a further part that belongs to a package.
-        checkpoints: saves and prunes them.
+        optimization, search, hub, memory, train_batch_size, model_is_prepared: these outlive a training: optimizer and
+            schedule, hyperparameter search, repository, memory measurements, samples per micro-batch and process, and
+            whether the model is wrapped for evaluation.
+        lightning: the Lightning objects of this training.
+        checkpoints: saves and prunes checkpoints.
         tokens: counts input tokens.
-        loss: the sum of the losses.
-        loss_reduction: what the first window has shown of the model's loss.
-        tracked: what the script tracks.
-        health: looks for numbers that are not finite.
+        loss: the running sum of losses.
+        loss_reduction: the model's loss reduction, as detected in the first window.
+        tracked: values of `Trainer.track`.
+        health: detects non-finite numbers and spikes.
         run: the training; None before it begins.
-        is_in_train: whether `train()` is going on.
-        began: `time.monotonic()` when this call of it began.
-        preemption: the signals that ask for a checkpoint.
-        update_guard: keeps Ctrl-C out of the update of the weights.
-        first_step: the optimizer step at which this call of `train()` began.
-        first_input_tokens: input tokens seen when it began.
-        flos: floating-point operations that are not in the state yet.
+        is_in_train: whether `train()` is running.
+        began: `time.monotonic()` at the start of `train()`.
+        preemption: the signals that request a checkpoint.
+        update_guard: delays Ctrl-C during an update of the weights.
+        first_step: the optimizer step at the start of `train()`.
+        first_input_tokens: input tokens seen at the start of `train()`.
+        flos: floating-point operations that the state does not include yet.
         micro_batches_in_window: micro-batches of the current optimizer step.
-        clipped: all parameters of the model, if it has clipped their gradients and has yet to clear them.
-        eval_dataloaders: evaluation loaders with lasting workers, by name.
+        clipped: parameters whose gradients were clipped and not yet cleared; None unless these are the whole model's.
+        eval_dataloaders: evaluation loaders with persistent workers, by name.
         deepspeed: DeepSpeed's engine, or None.
-        speed: counts where the time goes, with `log_speed`.
-        neftune_hook_handle: takes NEFTune's hook off again; None outside of a training with it.
+        speed: measures the time of each section of a step, with `log_speed`.
+        neftune_hook_handle: removes NEFTune's hook; None outside of a training with NEFTune.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
@@ -123,7 +132,7 @@ class TrainingSession:
     neftune_hook_handle: Any = None
 
     def __reduce__(self) -> Any:
-        # Uploads that are on their way belong to the process too.
+        # Running uploads belong to the process.
         hub = replace(self.hub, pushes=None)
         return _make_session, ({**self._persistent_fields(), "optimization": self.optimization, "hub": hub},)
 
@@ -137,11 +146,11 @@ class TrainingSession:
         return {name: getattr(self, name) for name in names}
 
     def copy_without_training(self) -> TrainingSession:
-        """Return a session without optimizer, loaders and Lightning objects, which take memory."""
+        """Return a session without optimizer, loaders and Lightning objects, to free their memory."""
         return TrainingSession(**self._persistent_fields())
 
     def next(self) -> TrainingSession:
-        """Return the session of the next training, which goes on with this one's optimizer and loaders."""
+        """Return the session of the next training, with this session's optimizer and loaders."""
         return TrainingSession(
             **self._persistent_fields(),
             optimization=replace(self.optimization),
@@ -158,11 +167,11 @@ def _make_session(fields: dict[str, Any]) -> TrainingSession:
     return TrainingSession(**fields)
 
 
-def of_session(path: str) -> Any:
-    """Return a property of the Trainer that stands for an attribute of its session.
+def session_attribute(path: str) -> Any:
+    """Return a property of the Trainer for an attribute that its session stores.
 
     Parameters:
-        path: names from the session to the attribute, with dots between.
+        path: names from the session to the attribute, separated by dots.
     """
     *parts, name = path.split(".")
     holder = attrgetter(".".join(["session", *parts]))
@@ -174,81 +183,175 @@ def of_session(path: str) -> Any:
 
 
 class TrainerAttributesBase:
-    """Attributes of the Trainer that its session holds, under the names of transformers; libraries set some of them."""
+    """The attributes of a Trainer with their types; `Trainer.__init__` sets those that the session does not store."""
 
     session: TrainingSession
 
-    optimizer: Any = of_session("optimization.optimizer")
-    lr_scheduler: Any = of_session("optimization.schedule")
-    _created_lr_scheduler = of_session("optimization.is_default_schedule")
-    is_schedule_overridden = of_session("optimization.is_schedule_overridden")
-    lightning_trainer = of_session("lightning.trainer")
-    lightning_module = of_session("lightning.module")
-    deferred_validation_end = of_session("lightning.deferred_validation_end")
-    _tr_loss = of_session("loss.since_last_log")
-    _loss_reduction = of_session("loss_reduction")
-    _total_loss_scalar = of_session("loss.before_last_log")
-    _globalstep_last_logged = of_session("loss.step_of_last_log")
-    _initial_global_step = of_session("first_step")
-    _initial_num_input_tokens_seen = of_session("first_input_tokens")
-    current_flos = of_session("flos")
-    current_gradient_accumulation_steps = of_session("micro_batches_in_window")
-    training_run = of_session("run")
-    _train_batch_size = of_session("train_batch_size")
-    _model_is_prepared = of_session("model_is_prepared")
-    is_in_train = of_session("is_in_train")
-    preemption = of_session("preemption")
-    update_guard = of_session("update_guard")
-    _eval_dataloaders = of_session("eval_dataloaders")
-    deepspeed = of_session("deepspeed")
-    neftune_hook_handle = of_session("neftune_hook_handle")
-    hp_space: Any = of_session("search.space")
-    hp_name: Any = of_session("search.name")
-    compute_objective: Any = of_session("search.compute_objective")
-    hp_search_backend: Any = of_session("search.backend")
-    objective: Any = of_session("search.objective")
-    _trial: Any = of_session("search.trial")
-    hub_model_id = of_session("hub.model_id")
-    push_in_progress = of_session("hub.pushes")
+    # ---- Attributes of the session, under transformers' names; libraries set some of them
+    optimizer: torch.optim.Optimizer | None = session_attribute("optimization.optimizer")
+    lr_scheduler: Any = session_attribute("optimization.schedule")
+    _created_lr_scheduler: bool = session_attribute("optimization.is_default_schedule")
+    is_schedule_overridden: bool = session_attribute("optimization.is_schedule_overridden")
+    lightning_trainer: Any = session_attribute("lightning.trainer")
+    lightning_module: Any = session_attribute("lightning.module")
+    deferred_validation_end: DeferredValidationEnd = session_attribute("lightning.deferred_validation_end")
+    _tr_loss: torch.Tensor = session_attribute("loss.since_last_log")
+    _loss_reduction: LossReduction = session_attribute("loss_reduction")
+    _total_loss_scalar: float = session_attribute("loss.before_last_log")
+    _globalstep_last_logged: int = session_attribute("loss.step_of_last_log")
+    _initial_global_step: int = session_attribute("first_step")
+    _initial_num_input_tokens_seen: int = session_attribute("first_input_tokens")
+    current_flos: float = session_attribute("flos")
+    current_gradient_accumulation_steps: int = session_attribute("micro_batches_in_window")
+    training_run: TrainingRun | None = session_attribute("run")
+    _train_batch_size: int = session_attribute("train_batch_size")
+    _model_is_prepared: bool = session_attribute("model_is_prepared")
+    is_in_train: bool = session_attribute("is_in_train")
+    preemption: Preemption = session_attribute("preemption")
+    update_guard: UpdateGuard = session_attribute("update_guard")
+    _eval_dataloaders: dict[str, Any] = session_attribute("eval_dataloaders")
+    deepspeed: Any = session_attribute("deepspeed")
+    neftune_hook_handle: Any = session_attribute("neftune_hook_handle")
+    hp_space: Any = session_attribute("search.space")
+    hp_name: Any = session_attribute("search.name")
+    compute_objective: Any = session_attribute("search.compute_objective")
+    hp_search_backend: Any = session_attribute("search.backend")
+    objective: Any = session_attribute("search.objective")
+    _trial: Any = session_attribute("search.trial")
+    hub_model_id: str | None = session_attribute("hub.model_id")
+    push_in_progress: Any = session_attribute("hub.pushes")
+
+    # ---- Parameters of the Trainer
+    args: TrainingArguments
+    model: Any
+    model_init: Callable[..., nn.Module] | None
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    data_collator: Callable[[list[Any]], Any]
+    compute_loss_func: Callable[..., torch.Tensor] | None
+    compute_metrics: Any
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
+    lightning_keywords: dict[str, Any]
+
+    # ---- Objects made by the Trainer
+    # The model with the strategy's wrappers.
+    model_wrapped: Any
+    accelerator: AcceleratorFacade
+    callback_handler: CallbackHandler
+    lightning_callbacks: list[Any]
+    state: TrainerState
+    control: TrainerControl
+    gather_function: Callable[..., Any]
+
+    # ---- Facts of the arguments and the model
+    loss_is_scaled_for_ga: bool | None
+    is_deepspeed_enabled: bool = False
+    is_fsdp_enabled: bool = False
+    is_model_parallel: bool
+    place_model_on_device: bool
+    # Seconds until the model was wrapped for evaluation.
+    model_preparation_time: float | None = None
+    model_accepts_loss_kwargs: bool
+    can_return_loss: bool
+    label_names: list[str]
+    label_smoother: Callable[..., torch.Tensor] | None
+    neftune_noise_alpha: float | None
+    # The class that these facts were read from.
+    _described_model_class: type
+    _loss_shifts_labels: bool
+    _parameters_without_embeddings: int | None
+    # Names of forward's parameters and of labels; None until a dataset is first trimmed to them.
+    _signature_columns: list[str] | None
+    # Description of a dataset -> its removed columns.
+    _dropped_columns: dict[str | None, DroppedColumns]
+
+    if TYPE_CHECKING:
+        # ---- Methods of Trainer and its hooks, as this module and `TrainerHooks` call them
+        def create_accelerator_and_postprocess(self) -> None: ...
+        def get_train_dataloader(self) -> Any: ...
+        def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
+        def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer: ...
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any: ...
+        def compute_loss(
+            self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any: ...
+        def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]: ...
+        def set_initial_training_values(
+            self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None
+        ) -> tuple[int, int, int, float, int, int, int]: ...
+        def get_total_train_batch_size(self, args: TrainingArguments) -> int: ...
+        def get_tp_size(self) -> int: ...
+        def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None) -> TrainOutput: ...
+        def evaluate(
+            self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
+        ) -> dict[str, float]: ...
+        def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
+        def store_flos(self) -> None: ...
+        def add_callback(self, callback: Any) -> None: ...
+        def call_model_init(self, trial: Any = None) -> nn.Module: ...
+        def pop_callback(self, callback: Any) -> Any: ...
+        def remove_callback(self, callback: Any) -> None: ...
+        def is_local_process_zero(self) -> bool: ...
+        def is_world_process_zero(self) -> bool: ...
+        def _update_model_facts(self) -> None: ...
+        def _find_overrides(self, *names: str) -> list[str]: ...
+        def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...
+        def _inner_training_loop(
+            self,
+            batch_size: int | None = None,
+            args: TrainingArguments | None = None,
+            resume_from_checkpoint: str | None = None,
+            trial: Any = None,
+            ignore_keys_for_eval: Sequence[str] | None = None,
+        ) -> TrainOutput: ...
+        def _update_auto_batch_size(self, batch_size: int) -> None: ...
+        def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput: ...
+        def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
+        def _get_output_dir(self, trial: Any) -> str: ...
+        def _hp_search_setup(self, trial: Any) -> None: ...
+        def _apply_changed_arguments(self, changed: set[str]) -> None: ...
+        def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a session before any `__init__`, where a subclass may set attributes of it first."""
-        made = super().__new__(cls)
-        made.session = TrainingSession()
-        return made
+        """Make a session before `__init__`, in which a subclass may set attributes before it calls ours."""
+        trainer = super().__new__(cls)
+        trainer.session = TrainingSession()
+        return trainer
 
     def __copy__(self) -> Any:
-        made = type(self).__new__(type(self))
-        vars(made).update(vars(self), session=copy.copy(self.session))
-        return made
+        trainer = type(self).__new__(type(self))
+        vars(trainer).update(vars(self), session=copy.copy(self.session))
+        return trainer
 
 
 def train(
-    trainer: Any,
+    trainer: TrainerAttributesBase,
     resume_from_checkpoint: str | bool | None,
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    """Run one training, from the checks that can be made beforehand to its result."""
+    """Run a training, from the first checks to its result."""
     if is_search_trial(trainer, trial):
         begin_trial(trainer, trial)
-        # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
+        # Before the space is called, as in transformers, so that a seeded sampler draws the same values.
         _make_new_model(trainer, trial)
     trainer.session = trainer.session.next()
-    # It may set any argument, the folder to claim for one.
+    # An override may set any argument, such as the output folder.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)
     if trial is None and resume_from_checkpoint is None and trainer.args.resume_from_checkpoint == AUTO:
         resume_from_checkpoint = AUTO
-    folder = None if trial is None else trainer._get_output_dir(trial=trial)
-    set_trial_folder(trainer.callback_handler.callbacks, folder)
-    # Ray sees to it that one process has a trial; the process before may take a while to end.
-    is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
-    run_dir = functools.partial(trainer._get_output_dir, trial=trial)
-    folder_lock = trainer.session.checkpoints.open_folder(
-        trainer.args, run_dir, functools.partial(_write_record_for_run, trainer)
+    set_trial_folder(
+        trainer.callback_handler.callbacks, None if trial is None else trainer._get_output_dir(trial=trial)
     )
-    # A search goes on by the call that began it.
+    run_dir = functools.partial(trainer._get_output_dir, trial=trial)
+    write_record = functools.partial(_write_record_for_run, trainer)
+    # Ray runs each trial in one process; its previous process may still be closing.
+    is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
+    folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, write_record)
+    # The command in this report resumes a training; an interrupted search is resumed by the call that began it.
     reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
@@ -265,19 +368,21 @@ def train(
 
 
 def _watchdog_targets(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
-    """Return what the watchdog looks at: the training and the evaluation that Lightning carries out, if it does."""
+    """Return the training and the evaluation that Lightning is running."""
     lightning = session.lightning
     return (None, None) if lightning.module is None else (session.run, lightning.evaluation)
 
 
 @contextlib.contextmanager
-def _write_record_for_run(trainer: Any, folder: Path) -> Iterator[None]:
-    """Write the record of a run, and put it back to what it was if the run fails before its first optimizer step."""
-    session, record, before = trainer.session, folder / RUN_RECORD_NAME, None
+def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Iterator[None]:
+    """Write the run record, and restore the previous record if the run fails before its first optimizer step."""
+    session = trainer.session
+    record = folder / RUN_RECORD_NAME
+    previous = None
     is_new = not record.exists()
-    # A record that cannot be read is not put back.
+    # An unreadable record is not restored.
     with contextlib.suppress(OSError):
-        before = record.read_bytes()
+        previous = record.read_bytes()
     session.checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
     write_run_record(trainer.args, folder, session.checkpoints.facts)
     try:
@@ -287,13 +392,16 @@ def _write_record_for_run(trainer: Any, folder: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 if is_new:
                     record.unlink()
-                elif before is not None:
-                    write_atomically(record, before)
+                elif previous is not None:
+                    write_atomically(record, previous)
         raise
 
 
 def _train_from(
-    trainer: Any, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+    trainer: TrainerAttributesBase,
+    resume_from_checkpoint: str | bool | None,
+    trial: Any,
+    ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.create(args)
@@ -307,19 +415,17 @@ def _train_from(
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
-            # So far it was left where it is, to be cast by an evaluation.
+            # The constructor does not move a model that evaluations cast.
             trainer._move_model_to_device(trainer.model, args.device)
-        checkpoint = choose_checkpoint(
-            resume_from_checkpoint, args, get_required_files(trainer._find_overrides(*READ_BY))
-        )
-        memory = trainer.session.memory
-        with trainer.update_guard, memory.measure("train"), prepare_model_for_training(trainer):
+        readers = get_required_files(trainer._find_overrides(*READ_BY))
+        checkpoint = choose_checkpoint(resume_from_checkpoint, args, readers)
+        with trainer.update_guard, trainer.session.memory.measure("train"), prepare_model_for_training(trainer):
             if checkpoint is not None:
                 with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
                     _resume_batch_size(trainer, checkpoint)
-            # Those of the script, or of a training before this one.
-            given = trainer.optimizer, trainer.lr_scheduler
+            # The script's, or an earlier training's.
+            first_optimizers = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
                     return train_with_auto_batch_size(
@@ -334,8 +440,8 @@ def _train_from(
                     )
                 except RollbackRequested as error:
                     (fault,) = error.args
-                # Outside of the except block, since the error's traceback holds the batch and its graph.
-                checkpoint = _roll_back(trainer, fault, given)
+                # After the except block, since the error's traceback holds the batch and its graph.
+                checkpoint = _roll_back(trainer, fault, first_optimizers)
     finally:
         try:
             trainer.session.checkpoints.close()
@@ -344,20 +450,21 @@ def _train_from(
             trainer.is_in_train = False
 
 
-def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
-    """Put all back to the last healthy checkpoint, except what is read from it when training begins."""
+def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tuple[Any, Any]) -> Path:
+    """Restore the weights of the last finite checkpoint, which the next loop resumes, and return its folder."""
     session = trainer.session
     session.checkpoints.wait()
+    assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
-    found = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
-    checkpoint = choose_checkpoint(found, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
+    source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
+    checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
-        # Gradients that were unscaled for a step that is not taken.
+        # Clear the state of gradients that were unscaled for a skipped step.
         trainer.accelerator.scaler.update()
     session.flos = 0
     session.tracked.take(trainer.args.device)
-    trainer.optimizer, trainer.lr_scheduler = given
+    trainer.optimizer, trainer.lr_scheduler = first_optimizers
     drop_training_objects(trainer)
     with raise_on_all_ranks(f"loading the model in {checkpoint}"):
         trainer._load_from_checkpoint(str(checkpoint))
@@ -365,16 +472,16 @@ def _roll_back(trainer: Any, fault: Any, given: tuple[Any, Any]) -> Path:
 
 
 def train_with_batch_size(
-    trainer: Any,
+    trainer: TrainerAttributesBase,
     batch_size: int | None,
     resume_from_checkpoint: str | None,
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    """Train with micro-batches of one size.
+    """Train with a fixed micro-batch size.
 
     Parameters:
-        batch_size: samples in a micro-batch, where `auto_find_batch_size` looks for the size.
+        batch_size: samples per micro-batch, if `auto_find_batch_size` searches for the size.
         resume_from_checkpoint: the folder to resume from, whose weights are loaded already.
     """
     checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
@@ -387,10 +494,11 @@ def train_with_batch_size(
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
         trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
-    # An override of transformers 4.57 requires the samples of an optimizer step.
+    # An override written for transformers 4.57 requires the third parameter.
     total = inspect.signature(trainer.set_initial_training_values).parameters.get("total_train_batch_size")
-    given = [] if total is None or total.default is None else [trainer.get_total_train_batch_size(trainer.args)]
-    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *given))
+    needs_total = total is not None and total.default is not None
+    totals = [trainer.get_total_train_batch_size(trainer.args)] if needs_total else []
+    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *totals))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
     with raise_on_all_ranks(f"looking into {run.folder}"):
@@ -405,21 +513,21 @@ def train_with_batch_size(
         return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
 
 
-def _resume_batch_size(trainer: Any, checkpoint: Path) -> None:
-    # What fitted before fits again; without a search the arguments decide.
-    found = read_state(checkpoint).train_batch_size
-    if trainer.args.auto_find_batch_size and found is not None:
-        trainer._train_batch_size = found
+def _resume_batch_size(trainer: TrainerAttributesBase, checkpoint: Path) -> None:
+    # Without a search the arguments decide.
+    size = read_state(checkpoint).train_batch_size
+    if trainer.args.auto_find_batch_size and size is not None:
+        trainer._train_batch_size = size
 
 
-def _make_new_model(trainer: Any, trial: Any) -> None:
-    args = trainer.args
-    seed_everything(args, args.seed if trial is not None else trainer.session.search.seed_for_model.get(args.seed))
-    model = trainer.model = trainer.call_model_init(trainer.session.search.best_trial if trial is None else trial)
+def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:
+    args, search = trainer.args, trainer.session.search
+    seed_everything(args, args.seed if trial is not None else search.seed_for_model.get(args.seed))
+    model = trainer.model = trainer.call_model_init(search.best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
     trainer._parameters_without_embeddings = None
     if type(model) is not trainer._described_model_class:
-        # A model_init may make models of several classes, by the trial for one.
+        # The class may depend on the trial.
         trainer._update_model_facts()
         trainer._signature_columns = None
     if trainer.place_model_on_device:
@@ -428,7 +536,7 @@ def _make_new_model(trainer: Any, trial: Any) -> None:
 
 
 def seed_everything(args: TrainingArguments, seed: int | None = None) -> None:
-    """Seed all generators, deterministically where `full_determinism` asks for it.
+    """Seed all random generators, deterministically if `full_determinism` is set.
 
     Parameters:
         seed: by default `args.seed`.

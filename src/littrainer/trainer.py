@@ -1,32 +1,32 @@
-"""`Trainer`: the documented methods. Each is short, and hands its work to the package that does it."""
+"""`Trainer` with its documented methods; each calls the package that does the work."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, normalize_callbacks, pop_matching
-from littrainer.callbacks.lightning_callbacks import add_lightning_callback, has_progress_bar, remove_lightning_callback
-from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
-from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
+from littrainer.callbacks.handler import DefaultFlowCallback, pop_matching
+from littrainer.callbacks.lightning_callbacks import add_lightning_callback, remove_lightning_callback
+from littrainer.callbacks.progress import default_progress_callback
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.remote import upload_files
 from littrainer.checkpoint.run_record import describe_run, write_run_record
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accept_earlier_keywords
 from littrainer.data.collators import get_default_collator
-from littrainer.data.columns import DroppedColumns, explain_dropped_columns
+from littrainer.data.columns import explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
 from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
@@ -34,32 +34,27 @@ from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hooks import NO_CONTEXT, TrainerHooks
-from littrainer.hub.model_card import Texts, collect_badges, write_card
-from littrainer.hub.push_to_hub import END_OF_TRAINING, get_pushes, push_model
+from littrainer.hub.model_card import Texts
+from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
 from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import convert_lightning_checkpoint
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import checks, loss, reports
-from littrainer.loop.fast_dev_run import select_trackers, should_push_automatically
+from littrainer.loop.fast_dev_run import should_push_automatically
 from littrainer.loop.overrides import accept_earlier_signatures, refuse_ignored_overrides, register_package_class
 from littrainer.loop.plan import plan_training
-from littrainer.loop.preemption import make_jit_checkpoint_callbacks
 from littrainer.loop.reports import CONSTRUCTION, MemoryReport
 from littrainer.model.facts import count_parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.redirection.redirect import restore_gc_threshold
-from littrainer.runtime.notes import EVALUATION, SAVE, part_of_training
-from littrainer.runtime.remote_folder import local_folder
+from littrainer.runtime.notes import EVALUATION, part_of_training
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
-from littrainer.session import TrainerAttributesBase
 from littrainer.strategies.full_state import reshard_gathered
-from littrainer.tracking.lightning_loggers import add_logger_trackers
-from littrainer.tracking.selection import create_trackers
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
@@ -71,34 +66,29 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @register_package_class
-class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
-    """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
+class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMembers):
+    """A trainer and evaluator on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
         model: the module to train; its forward returns the loss under `"loss"` or as first element of a tuple.
-        args: how to train; by default `TrainingArguments("tmp_trainer")`.
-        data_collator: turns a list of samples into a batch; by default pads with `processing_class`, else stacks.
-        train_dataset: map-style or iterable dataset.
-        eval_dataset: one of these, or a dict of them by name.
+        args: the settings; by default `TrainingArguments("tmp_trainer")`.
+        data_collator: makes a batch of a list of samples; by default pads with `processing_class`, or else stacks.
+        train_dataset, eval_dataset: map-style or iterable dataset; for evaluation also a dict of them by name.
         processing_class: tokenizer or processor, saved with the model.
         model_init: makes a new model at each `train()`; instead of `model`.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
-        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated
-            batch by batch (see `StreamingMetrics`).
-        callbacks: Trainer callbacks, and Lightning callbacks, in one list.
-        optimizers: optimizer and schedule to use instead of those that the arguments name.
-        optimizer_cls_and_kwargs: optimizer class and keywords to use instead.
-        preprocess_logits_for_metrics: applied to the logits (and labels) of each batch before they are kept.
+        compute_metrics: takes an `EvalPrediction`, returns a dict; or torchmetrics metrics (see `StreamingMetrics`).
+        callbacks: Trainer callbacks and Lightning callbacks.
+        optimizers, optimizer_cls_and_kwargs: optimizer and schedule, or class and keywords, not from the arguments.
+        preprocess_logits_for_metrics: applied to logits and labels of each batch before they are stored.
         lightning: further keywords for `lightning.Trainer`, such as `profiler`.
 
     Raises:
-        ValueError: parameters or arguments that contradict each other, or that this machine cannot carry out.
-        TypeError: a parameter that is unknown or of another kind, such as the name of a model instead of a model.
-        RuntimeError: no model, or optimizers together with what makes the model or the optimizer itself.
-        NotImplementedError: an argument that is refused by name.
+        ValueError, TypeError, NotImplementedError: a parameter or an argument is invalid, or not supported here.
+        RuntimeError: no model, or optimizers in addition to `model_init` or `optimizer_cls_and_kwargs`.
     """
 
-    # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
+    # True if `compute_loss` divides by the window; None: it does if the model received `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None = None
 
     @accept_earlier_keywords(tokenizer="processing_class")
@@ -131,7 +121,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         self.session.memory.start(CONSTRUCTION)
 
         # The accelerator may depend on the model.
-        self.model: Any = model
+        self.model = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
@@ -144,7 +134,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             args._n_gpu = 1
         else:
             args._warn_of_idle_gpus()
-        self.model_wrapped: Any = self.model
+        self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.data_collator = data_collator or get_default_collator(processing_class)
@@ -157,17 +147,9 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         with ShortTraceback():
             self._validate_args()
 
-        self.lightning_callbacks: list[Any] = []
-        self.callback_handler = CallbackHandler(
-            DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
-        )
-        by_arguments = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
-        for callback in [*by_arguments, *normalize_callbacks(callbacks)]:
-            # An override of add_callback hears of the callback that shows progress, and of what is added later.
-            Trainer.add_callback(self, callback)
-        if not has_progress_bar(self.lightning_callbacks, args):
-            self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        add_logger_trackers(self, self.callback_handler)
+        # An override of add_callback receives only the progress callback, and callbacks added later.
+        add_callback = partial(Trainer.add_callback, self)
+        self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
         if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
@@ -175,22 +157,13 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             if args.should_save:
                 make_output_dir(args.output_dir)
 
-        self.control = TrainerControl()
-        exportable = [*self.callback_handler.callbacks, self.control]
-        self.state = TrainerState(
-            is_local_process_zero=self.is_local_process_zero(),
-            is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=list(filter(is_exportable, exportable)),
-        )
+        self._create_state()
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-        self.model_preparation_time: float | None = None
-        self._signature_columns: list[str] | None = None
-        self._dropped_columns: dict[str | None, DroppedColumns] = {}
+        self._signature_columns = None
+        self._dropped_columns = {}
         self._train_batch_size = args.train_batch_size
-        self._parameters_without_embeddings: int | None = None
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
-        config: Any = getattr(self.model, "config", None)
-        if config is not None:
+        if (config := getattr(self.model, "config", None)) is not None:
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
         restore_gc_threshold()
@@ -201,11 +174,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     # ---- Data -------------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        """The training DataLoader; override to bring your own.
-
-        Raises:
-            ValueError: there is no train_dataset.
-        """
+        """Return the training DataLoader; override to supply another."""
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
         checks.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
@@ -218,70 +187,54 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The evaluation DataLoader; override to bring your own.
+        """Return the evaluation DataLoader; override to supply another.
 
         Parameters:
-            eval_dataset: a dataset, or the name of one in a dict of `eval_dataset`s; by default the Trainer's.
-
-        Raises:
-            ValueError: there is no eval_dataset, or a dict of them and none is named.
-            KeyError: none has that name.
+            eval_dataset: a dataset, or a name in the Trainer's dict of datasets; by default the Trainer's dataset.
         """
-        # A dataset that is given just for once has no loader to be kept.
-        is_own = eval_dataset is None or eval_dataset is self.eval_dataset
-        key = "eval" if is_own else eval_dataset if isinstance(eval_dataset, str) else None
+        # The loader of any other dataset is not reused.
+        is_default = eval_dataset is None or eval_dataset is self.eval_dataset
+        key = "eval" if is_default else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
             return self._eval_dataloaders[key]
         dataset = checks.select_eval_dataset(self.eval_dataset, eval_dataset)
         checks.check_not_empty(dataset, "eval_dataset")
+        batch_size, sampler_fn = self.args.eval_batch_size, self._get_eval_sampler
         return self._get_dataloader(
-            dataset=dataset,
-            description="Evaluation",
-            dataloader_key=key,
-            sampler_fn=self._get_eval_sampler,
-            batch_size=self.args.eval_batch_size,
+            dataset=dataset, description="Evaluation", batch_size=batch_size, sampler_fn=sampler_fn, dataloader_key=key
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The DataLoader of `predict()`; override to bring your own.
+        """Return the DataLoader of `predict()`; override to supply another.
 
         Parameters:
             test_dataset: a map-style or iterable dataset.
-
-        Raises:
-            ValueError: the dataset is None or empty.
         """
         if test_dataset is None:
             raise ValueError("predict() needs a test_dataset, and was given None: pass a dataset.")
         checks.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
+        batch_size, sampler_fn = self.args.eval_batch_size, self._get_eval_sampler
         return self._get_dataloader(
-            dataset=test_dataset,
-            description="test",
-            sampler_fn=self._get_eval_sampler,
-            batch_size=self.args.eval_batch_size,
+            dataset=test_dataset, description="test", batch_size=batch_size, sampler_fn=sampler_fn
         )
 
     def num_examples(self, dataloader: Any) -> int:
-        """Samples in a loader, estimated from its length where its dataset has none.
+        """Return the number of samples in a loader, estimated from its length if its dataset has none.
 
         Parameters:
-            dataloader: the loader to count.
+            dataloader: the loader.
         """
         return count_examples(dataloader, self.args.per_device_train_batch_size)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device | None = None
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Draw the micro-batches of one optimizer step.
+        """Return the micro-batches of the next optimizer step, and their label tokens if the loss is divided by them.
 
         Parameters:
-            epoch_iterator: hands out the epoch's micro-batches.
-            num_batches: micro-batches to draw.
-            device: where the count of label tokens goes; by default that of the arguments.
-
-        Returns:
-            the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
+            epoch_iterator, num_batches: the epoch's micro-batches, and the number to draw, fewer at the end.
+            device: for the count of label tokens; by default the arguments' device.
         """
         window = list(itertools.islice(epoch_iterator, num_batches))
         return window, self._get_num_items_in_batch(window, self.args.device if device is None else device)
@@ -289,7 +242,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     # ---- Optimizer and schedule -------------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make the optimizer and the schedule; override this, or one of the two methods it calls.
+        """Create optimizer and schedule; override this, or one of the two methods it calls.
 
         Parameters:
             num_training_steps: optimizer steps of the whole training.
@@ -298,28 +251,25 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer that the arguments name, unless there is one; norms and biases have no weight decay.
+        """Create the optimizer that the arguments name, unless it exists; norms and biases have no weight decay.
 
         Parameters:
-            model: whose parameters it trains; by default the Trainer's.
+            model: the model to optimize; by default the Trainer's.
         """
         if self.optimizer is None:
             model = self.model if model is None else model
-            # Parameters that forward passes have gathered and kept would be trained instead of the shards.
+            # Otherwise gathered parameters of earlier forward passes would be trained instead of the shards.
             reshard_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
-            optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
-                self.args, model
-            )
-            self.optimizer = build_optimizer(model, groups, optimizer_class, keywords)
+            choice = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = build_optimizer(model, groups, *choice)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Make the schedule that the arguments name, unless there is one.
+        """Create the schedule that the arguments name, unless it exists.
 
         Parameters:
-            num_training_steps: optimizer steps of the whole training.
-            optimizer: the optimizer it drives; by default the Trainer's.
+            num_training_steps, optimizer: optimizer steps of the whole training; by default the Trainer's optimizer.
         """
         if self.lr_scheduler is None:
             options: Any = self.args.lr_scheduler_kwargs
@@ -335,22 +285,21 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
-        """The class and keywords of the optimizer that the arguments name.
+        """Return class and keywords of the optimizer that the arguments name.
 
         Parameters:
-            args: `optim`, `optim_args`, `learning_rate` and the Adam settings count.
-            model: needed by optimizers that treat parameters by name or layer.
+            args, model: the arguments, and the model if the optimizer groups parameters by name or layer.
 
         Raises:
-            ValueError, ImportError: its settings cannot be read, or the library that has it is not installed.
+            ValueError, ImportError: its settings are invalid, or its library is not installed.
         """
         return get_optimizer_class_and_keywords(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Names of the parameters that weight decay applies to: all but norms and biases.
+        """Return the names of the parameters with weight decay: all except norms and biases.
 
         Parameters:
-            model: whose parameters are named.
+            model: the model.
         """
         return get_decayed_parameter_names(model)
 
@@ -363,20 +312,16 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        """Train the model as the arguments say.
+        """Train the model, and return the number of optimizer steps, their mean loss, and metrics of the training.
 
         Parameters:
-            resume_from_checkpoint: a checkpoint's folder; True for the newest intact one in `output_dir`; "auto" for
-                that one or, if there is none, a fresh start, as a job needs that may be ended at any time; or a .ckpt
-                that a `lightning.Trainer` wrote of a `TransformersModule`. None takes "auto" if the arguments say so.
-            trial: the trial of a hyperparameter search.
-            ignore_keys_for_eval: model outputs that evaluations during training leave out.
-
-        Returns:
-            optimizer steps done, the mean loss over them, and metrics of the whole training.
+            resume_from_checkpoint: a checkpoint folder, or the .ckpt of a `lightning.Trainer` with a
+                `TransformersModule`; True for the newest intact checkpoint in `output_dir`; "auto" for the same or, if
+                there is none, a fresh start; None for "auto" if the arguments say so, else a fresh start.
+            trial, ignore_keys_for_eval: the trial of a search, and model outputs that evaluations ignore.
 
         Raises:
-            ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
+            ValueError: the data is missing, empty or of unknown length, or the checkpoint does not exist.
         """
         with (
             ShortTraceback(),
@@ -386,14 +331,10 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def check(self) -> CheckReport:
-        """Find out what would fail late in a training; afterwards `train()` has the same numbers as without.
-
-        Returns:
-            what passed, what would fail and when, memory and time of the whole training; print it for a page.
+        """Return a report of late failures, memory and duration of a training, whose numbers this does not change.
 
         Raises:
-            RuntimeError: a training goes on, or there is no model.
-            NotImplementedError: processes split the model; `littrainer check SCRIPT` checks such a training.
+            RuntimeError, NotImplementedError: a training is running, no model, or a sharded model (`littrainer check`).
         """
         from littrainer.check.checking import TrainingCheck
 
@@ -402,23 +343,19 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Forward and backward pass of one micro-batch; override to change what a step does.
+        """Run forward and backward of a micro-batch, and return the detached loss; override to change a step.
 
         Parameters:
-            model: the model in training mode, as it is wrapped for several processes.
-            inputs: the micro-batch, what the collator made.
+            model, inputs: the model in training mode, with the strategy's wrappers, and the collator's micro-batch.
             num_items_in_batch: label tokens in the whole window of the optimizer step.
-
-        Returns:
-            the detached loss, a tensor with one element, as it went into the backward pass.
         """
         scaled = self._forward_for_training(model, inputs, num_items_in_batch)
-        # DeepSpeed would divide once more by the number of micro-batches.
+        # DeepSpeed would divide again by the number of micro-batches.
         self.accelerator.backward(scaled, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
         return scaled.detach()
 
     def overrides_training_step(self) -> bool:
-        """Whether a subclass, or this instance, has its own `training_step`, which calls backward itself."""
+        """Return whether a subclass or this instance overrides `training_step`, which then calls backward itself."""
         return bool(self._find_overrides("training_step"))
 
     def compute_loss(
@@ -428,35 +365,26 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, Any]:
-        """The loss of a micro-batch; override for a loss of your own.
+        """Return the scalar loss of a micro-batch; override for another loss.
 
         Parameters:
-            model: the model, as it is wrapped for several processes.
-            inputs: the micro-batch, on the model's device.
-            return_outputs: return the model's outputs too.
-            num_items_in_batch: label tokens in the whole window; a loss summed over the micro-batch is divided by it.
-
-        Returns:
-            the loss, a tensor with one element; a pair of it and the outputs where they are asked for.
-
-        Raises:
-            ValueError: the model returns no loss.
+            model, inputs: the model with the strategy's wrappers, and the micro-batch on its device.
+            return_outputs: return the pair of loss and model outputs.
+            num_items_in_batch: label tokens in the whole window, the divisor of a summed loss.
         """
         value, outputs = loss.compute_loss_and_outputs(self, model, inputs, num_items_in_batch)
         value = loss.scale_for_gradient_mean(self, value, num_items_in_batch)
         return (value, outputs) if return_outputs else value
 
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which losses are computed, with that of `autocast_smart_context_manager` in it."""
-        stack, inner = contextlib.ExitStack(), self.autocast_smart_context_manager()
-        if type(inner) is not contextlib.nullcontext:
+    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
+        """Return the context for computing losses, which contains `autocast_smart_context_manager`."""
+        stack, inner = ExitStack(), self.autocast_smart_context_manager()
+        if type(inner) is not nullcontext:
             stack.enter_context(inner)
         return stack
 
-    def autocast_smart_context_manager(
-        self, cache_enabled: bool | None = True
-    ) -> contextlib.AbstractContextManager[Any]:
-        """A context for forward passes of your own precision; override it. Mixed precision needs none.
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """Return a context for forward passes; override it for custom precision. Mixed precision needs none.
 
         Parameters:
             cache_enabled: as in `torch.autocast`.
@@ -466,40 +394,35 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None
     ) -> tuple[int, int, int, float, int, int, int]:
-        """The length of a training over a loader.
+        """Return the length of a training: the fields of a `TrainingPlan`.
 
         Parameters:
-            args: the Trainer's.
-            dataloader: the training DataLoader.
-            total_train_batch_size: samples of an optimizer step; by default what `get_total_train_batch_size` says.
-
-        Returns:
-            a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of
-            an optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
+            args, dataloader: the Trainer's arguments, and the training DataLoader.
+            total_train_batch_size: samples per optimizer step; by default `get_total_train_batch_size`.
         """
         total = self.get_total_train_batch_size(args) if total_train_batch_size is None else total_train_batch_size
         return plan_training(self, dataloader, total, self.num_examples)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Samples per optimizer step, over all processes.
+        """Return the number of samples per optimizer step, over all processes.
 
         Parameters:
-            args: whose accumulation and processes count.
+            args: the Trainer's arguments.
         """
         copies = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
         return self._train_batch_size * args.gradient_accumulation_steps * copies
 
     def get_tp_size(self) -> int:
-        """Processes that share one copy of the model by tensor parallelism; 1 if each has its own copy."""
-        of_model = getattr(self.model, "_tp_size", None)
-        return tensor_parallel_size(self.args) if of_model is None else of_model
+        """Return the number of processes that share a copy of the model by tensor parallelism."""
+        model_size = getattr(self.model, "_tp_size", None)
+        return tensor_parallel_size(self.args) if model_size is None else model_size
 
     def get_cp_size(self) -> int:
-        """Processes that share a sequence by context parallelism: 1, each has whole sequences."""
+        """Return 1: sequences are not split by context parallelism."""
         return 1
 
     def get_sp_size(self) -> int:
-        """Processes that share a sequence by sequence parallelism: 1, each has whole sequences."""
+        """Return 1: sequences are not split by sequence parallelism."""
         return 1
 
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
@@ -507,21 +430,15 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate on a dataset and log the metrics.
+        """Evaluate on a dataset, log loss, speed and the results of `compute_metrics`, and return these metrics.
 
         Parameters:
-            eval_dataset: a dataset, the name of one of the Trainer's, or a dict of them, whose names go into the
-                metrics' names; by default the Trainer's.
-            ignore_keys: model outputs that are no predictions.
-            metric_key_prefix: prefix of the metrics' names.
-
-        Returns:
-            loss, metrics and speed (seconds, samples and batches per second), each name with the prefix, and the epoch
-            during training.
+            eval_dataset: a dataset, a name in the Trainer's dict of datasets, or a dict of datasets, whose names become
+                part of the metrics' names; by default the Trainer's dataset.
+            ignore_keys, metric_key_prefix: model outputs that are not predictions, and a prefix for the metrics' names.
 
         Raises:
-            ValueError: there is no dataset, or it is empty.
-            KeyError: none of the Trainer's has that name.
+            ValueError, KeyError: the dataset is missing or empty, or its name is unknown.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
@@ -542,25 +459,20 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
-            found = self._add_speed_metrics(output, metric_key_prefix, start_time)
-            self.log(found)
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-            self.session.memory.stop("eval", found)
-        return found
+            metrics = self._add_speed_metrics(output, metric_key_prefix, start_time)
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            self.session.memory.stop("eval", metrics)
+        return metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predict a dataset; metrics are computed where it has labels.
+        """Return arrays of predictions and labels, padded with -100, and metrics if the dataset has labels.
 
         Parameters:
-            test_dataset: a map-style or iterable dataset, with labels or without.
-            ignore_keys: model outputs that are no predictions.
-            metric_key_prefix: prefix of the metrics' names.
-
-        Returns:
-            predictions and labels as NumPy arrays of shape `(samples, ...)`, padded with -100 where batches differ in
-            length, and metrics.
+            test_dataset: a map-style or iterable dataset.
+            ignore_keys, metric_key_prefix: as in `evaluate`.
 
         Raises:
             ValueError: the dataset is None or empty.
@@ -584,26 +496,19 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """The loop over a loader that `evaluate()` and `predict()` share.
+        """Run the loop over a loader that `evaluate()` and `predict()` share.
 
         Parameters:
-            dataloader: the batches.
-            description: the name of the pass in logs, such as `"Evaluation"`.
-            prediction_loss_only: keep the loss and no predictions; by default what the arguments say.
-            ignore_keys: model outputs that are no predictions.
-            metric_key_prefix: prefix of the metrics' names.
+            dataloader, description: the batches, and the name of the loop in logs.
+            prediction_loss_only: do not store predictions; by default the argument of the same name decides.
+            ignore_keys, metric_key_prefix: as in `evaluate`.
         """
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         accept_earlier_signatures(self)
+        overrides = self._find_overrides("prediction_step")
         evaluation = EvaluationLoop(
-            self,
-            dataloader,
-            description,
-            prediction_loss_only,
-            ignore_keys,
-            metric_key_prefix,
-            has_custom_step=bool(self._find_overrides("prediction_step")),
+            self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix, bool(overrides)
         )
         with (
             run_lightning.group_validations(self),
@@ -623,53 +528,32 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Loss, predictions and labels of one batch; override to change what a prediction is.
+        """Return loss, predictions and labels of a batch, possibly nested, each None if there is none.
 
         Parameters:
-            model: the model in evaluation mode.
-            inputs: the batch, what the collator made.
-            prediction_loss_only: nothing but the loss is wanted.
-            ignore_keys: model outputs that are no predictions.
-
-        Returns:
-            a tensor with one element, and tensors of shape `(samples in the batch, ...)`, possibly nested; each is None
-            if there is none.
+            model, inputs: the model in evaluation mode, and the collator's batch.
+            prediction_loss_only: return the loss alone.
+            ignore_keys: model outputs that are not predictions.
         """
         return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
 
     # ---- Saving and loading -----------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save model, configuration, processing class and arguments so that `from_pretrained` loads them.
-
-        With `push_to_hub` the model is pushed too.
+        """Save model, configuration, processing class and arguments for `from_pretrained`; push them if configured.
 
         Parameters:
-            output_dir: the folder, or an address such as s3://bucket/model; by default `args.output_dir`.
+            output_dir: a folder, or a URL such as s3://bucket/model; by default `args.output_dir`.
         """
-        if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
-            # The engine puts a model together whose parameters it has sharded.
-            from littrainer.strategies.deepspeed import create_evaluation_engine
-
-            create_evaluation_engine(self)
-        storage = self._build_state_io()
-        # A push saves to output_dir by an internal call too, and wants the model whole.
-        is_of_checkpoint = _internal_call and output_dir is not None
-        write = storage.save_checkpoint_model if is_of_checkpoint else storage.save_model
-        with part_of_training(SAVE), run_lightning.swap_in_weights_for("save", self.lightning_module):
-            folder = self.args.output_dir if output_dir is None else output_dir
-            folder = folder if is_of_checkpoint else local_folder(os.fspath(folder))
-            write(folder)
-        if not is_of_checkpoint and self.args.should_save:
-            upload_files(folder)
+        self._write_model(output_dir, _internal_call)
         if should_push_automatically(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
-        """Write the trainer's state to trainer_state.json in `output_dir`, and its arguments to littrainer_run.json."""
+        """Write the state to trainer_state.json and the arguments to littrainer_run.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
-            # The weights are no longer those that a training began with, unless it noted them.
+            # The weights have changed since the start, so only the training's own facts describe it.
             facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
             upload_files(self.args.output_dir)
@@ -677,14 +561,14 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the repository that the model is pushed to, unless there is one; the first process does it.
+        """Create the repository to push to, unless it exists, in the first process.
 
         Parameters:
-            token: access token with the right to write; by default `hub_token`, or the one that is logged in.
-            private: whether a repository that is created is private; by default `hub_private_repo`.
+            token: access token with write permission; by default `hub_token`, or the logged-in token.
+            private: privacy of a new repository; by default `hub_private_repo`.
 
         Raises:
-            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
+            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note contains advice.
         """
         if self.is_world_process_zero():
             self.hub_model_id = make_repository(self.args, token, private)
@@ -698,30 +582,19 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Save the model to `output_dir`, write its card, and push what lies there to the Hub, but for checkpoints.
+        """Save the model to `output_dir`, write its card, and push that folder to the Hub, except checkpoints.
 
         Parameters:
-            commit_message: of the commit.
-            blocking: return when it has been pushed; else it is pushed in the background.
-            token: access token with the right to write; by default `hub_token`, or the one that is logged in.
-            revision: branch to push to, created if it does not exist; by default `hub_revision`, or the main one.
-            private: whether a repository that is created is private; by default `hub_private_repo`.
-            kwargs: what `create_model_card` takes.
-
-        Returns:
-            the commit, as the Hub's client describes it; where `blocking` is False a Future of it. None in all
-            processes but the first.
+            commit_message: message of the commit.
+            blocking: return the commit when it is pushed; otherwise return a Future. Only the first process returns it.
+            token, private: as in `init_hf_repo`.
+            revision: branch, created if it does not exist; by default `hub_revision`, or the main branch.
+            kwargs: keywords of `create_model_card`.
 
         Raises:
-            TypeError: `create_model_card` takes no such keyword.
-            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
+            TypeError, huggingface_hub.errors.HfHubHTTPError: an unknown keyword; the Hub refuses it, with a note.
         """
-
-        def finish_earlier() -> Any:
-            self._finish_current_push()
-            self.push_in_progress = get_pushes(self.args, self.push_in_progress)
-            return self.push_in_progress
-
+        finish_earlier = self._finish_earlier_pushes
         return push_model(self, finish_earlier, commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(
@@ -736,39 +609,28 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         dataset: Texts = None,
         dataset_args: Texts = None,
     ) -> None:
-        """Write README.md, a draft of a model card, into `output_dir`; one that somebody has edited is kept.
+        """Write a draft of a model card to README.md in `output_dir`, unless the file has been edited.
 
         Parameters:
-            language: ISO code of the data's language.
-            license: by default that of the model which was fine-tuned, where the Hub can be asked.
-            tags: further tags.
-            model_name: title of the card; by default the name of the output folder.
-            finetuned_from: the model that was fine-tuned; by default what the model's configuration says.
-            tasks: the Hub's name of what the model does; by default found by the model's class.
-            dataset_tags: names of the datasets on the Hub; by default what a dataset says of itself.
-            dataset: names of the datasets for readers.
-            dataset_args: the configuration of each dataset.
+            language, license: ISO code, and by default the license of the base model, if the Hub is reachable.
+            tags, model_name: further tags, and the title; by default the name of the output folder.
+            finetuned_from, tasks: base model and the Hub's task names; by default derived from the model.
+            dataset_tags, dataset, dataset_args: names on the Hub, displayed names and configurations of the datasets.
 
         Raises:
             ValueError: the Hub would refuse the metadata.
         """
         parameters = {name: value for name, value in locals().items() if name != "self"}
-        if not self.is_world_process_zero():
-            return
-        model = self.accelerator.unwrap_model(self.model)
-        evaluated_on = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-        write_card(
-            self.args, self.state, model, evaluated_on, collect_badges(self.callback_handler.callbacks), parameters
-        )
-        upload_files(self.args.output_dir)
+        if self.is_world_process_zero():
+            self._write_model_card(parameters)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add values to the history and hand them to the callbacks.
+        """Add values to the history and pass them to the callbacks.
 
         Parameters:
-            logs: names and values; epoch and token counts are added to it.
+            logs: values by name; epoch and token counts are added to it.
             start_time: `time.time()` at the start of training, for tokens per second.
         """
         state = self.state
@@ -784,17 +646,13 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
     def track(self, name: str, value: torch.Tensor | float) -> None:
-        """Log the mean of a value over each logging interval, next to the loss; evaluations do not count.
-
-        Call it in `compute_loss` or a callback as often as wanted, and `littrainer.track` in a model's `forward`.
+        """Log the mean of a value over each logging interval; in a model's `forward` call `littrainer.track` instead.
 
         Parameters:
-            name: what it is logged as.
-            value: one number, or a tensor with one, which stays on its device until the mean is logged.
+            name, value: the name in the logs, and a number or scalar tensor, which stays on its device until then.
 
         Raises:
-            TypeError: the value is not one number.
-            ValueError: the Trainer logs something else under this name.
+            TypeError, ValueError: the value is not a single number, or the Trainer uses the name itself.
         """
         self.session.tracked.add(name, value)
 
@@ -802,21 +660,17 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         """Print metrics as a table, on the first process only.
 
         Parameters:
-            split: `train`, `eval` or `test`, for the heading.
-            metrics: numbers by name; `..._runtime` is in seconds.
+            split, metrics: `train`, `eval` or `test` for the heading, and numbers by name; `..._runtime` is in seconds.
         """
         if self.is_world_process_zero():
             reports.print_metrics(split, metrics)
 
     @staticmethod
     def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics as `log_metrics` prints them.
+        """Return metrics as `log_metrics` prints them: `h:mm:ss.cc`, memory in MB, operations in GF, four decimals.
 
         Parameters:
             metrics: numbers by name.
-
-        Returns:
-            times as `h:mm:ss.cc`, memory in MB, operations in GF, other numbers with four decimals.
         """
         return reports.metrics_format(metrics)
 
@@ -824,8 +678,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         """Write metrics to `<split>_results.json` in `output_dir`, on the first process only.
 
         Parameters:
-            split: `train`, `eval`, `test` or `all`.
-            metrics: numbers by name.
+            split, metrics: `train`, `eval`, `test` or `all`, and numbers by name.
             combined: add them to `all_results.json` too.
         """
         if self.is_world_process_zero():
@@ -833,17 +686,15 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             upload_files(self.args.output_dir)
 
     def store_flos(self) -> None:
-        """Move the operations counted since the last call into the state."""
+        """Add the operations since the last call to the state."""
         self.state.total_flos += sum_across_processes(self.current_flos, self.args.device, self.get_tp_size())
         self.current_flos = 0
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Operations of forward and backward over a micro-batch: 6 for each token and parameter outside embeddings.
-
-        (Kaplan et al. 2020, "Scaling laws for neural language models".) 0 for models that do not count parameters.
+        """Return the operations of a micro-batch: 6 per token and parameter outside of embeddings (Kaplan et al. 2020).
 
         Parameters:
-            inputs: the micro-batch, whose tokens are counted in the model's main input.
+            inputs: the micro-batch with the model's main input.
         """
         main_input = getattr(self.model, "main_input_name", "input_ids")
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
@@ -864,43 +715,32 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> BestRun | list[BestRun]:
-        """Train with many sets of arguments and find the best one; afterwards the arguments are what they were.
+        """Train with many sets of arguments, and return the best trial, or the Pareto-optimal trials.
 
         Parameters:
-            hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and
-                micro-batch size.
-            compute_objective: takes an evaluation's metrics, returns the number to optimize, or a list of them; by
-                default the loss, or the sum of all metrics if there are any.
-            n_trials: trainings to carry out; None, with Optuna, for as many as `timeout` allows, and without one
-                until the study is stopped.
+            hp_space: takes the trial, returns arguments by name; by default learning rate, epochs, seed, batch size.
+            compute_objective: takes an evaluation's metrics, returns a number or a list; by default their sum, or loss.
+            n_trials: number of trials; None with Optuna for no limit other than `timeout` or `Study.stop`.
             direction: `minimize` or `maximize`; a list for several objectives.
             backend: `optuna`, `ray` or `wandb`; by default the first that is installed.
-            hp_name: takes the trial, returns its name, which is that of its folder too; by default `run-<id>`.
-            kwargs: with Optuna those of `create_study` and `Study.optimize`, with Ray Tune those of `tune.run`.
-
-        Returns:
-            the best trial, or those that no other surpasses if there are several objectives.
+            hp_name: takes the trial, returns its name and the name of its folder; by default `run-<id>`.
+            kwargs: keywords of `create_study` and `Study.optimize`, or of Ray's `tune.run`.
 
         Raises:
-            RuntimeError: there is no model_init, the backend is not installed, or no trial was completed.
-            ValueError, TypeError: the input is wrong, or what the functions return.
+            RuntimeError, ValueError, TypeError: no trial was completed, no `model_init` or backend, or invalid input.
         """
         with ShortTraceback():
-            found: Any = searching.hyperparameter_search(
+            return searching.hyperparameter_search(
                 self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
             )
-        return found
 
     # ---- Callbacks --------------------------------------------------------------------------------------------------
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback; one of Lightning's kind joins with the next `train()`.
+        """Add a callback; a Lightning callback is active from the next `train()`.
 
         Parameters:
-            callback: a callback, or a class of which an instance is made.
-
-        Raises:
-            TypeError: it is neither a Trainer callback nor one of Lightning's.
+            callback: a callback of transformers or of Lightning, or its class; a TypeError otherwise.
         """
         if run_lightning.is_lightning_callback(callback):
             add_lightning_callback(self.lightning_callbacks, callback)
@@ -908,10 +748,10 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
             self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback; None if there is none.
+        """Remove a callback and return it; None if there is none.
 
         Parameters:
-            callback: the callback, or a class of which the first one is taken.
+            callback: the callback, or a class for its first instance.
         """
         if run_lightning.is_lightning_callback(callback):
             return pop_matching(self.lightning_callbacks, callback)
@@ -921,7 +761,7 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
         """Remove a callback.
 
         Parameters:
-            callback: the callback, or a class of which the first one is taken.
+            callback: the callback, or a class for its first instance.
         """
         if run_lightning.is_lightning_callback(callback):
             remove_lightning_callback(self.lightning_callbacks, callback)
@@ -931,33 +771,27 @@ class Trainer(TrainerAttributesBase, LightningExtras, TrainerHooks, TrainerAttri
     # ---- Processes, devices and models ------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Leave the process group, if there is one; the last call of a script."""
+        """Leave the process group, as the last call of a script."""
         self.accelerator.end_training()
 
     def is_local_process_zero(self) -> bool:
-        """Whether this is the first process of its node."""
+        """Return whether this is the first process of its node."""
         return self.args.local_process_index == 0
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the first process of all."""
+        """Return whether this is the first of all processes."""
         return self.args.process_index == 0
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a model with `model_init`, which takes the trial or nothing.
+        """Return a new model from `model_init`.
 
         Parameters:
-            trial: the trial of a search; None outside of one.
-
-        Raises:
-            RuntimeError: `model_init` takes several parameters, or returned None.
+            trial: passed to a `model_init` with a parameter; None outside of a search.
         """
         assert self.model_init is not None
         parameters = len(inspect.signature(self.model_init).parameters)
         if parameters > 1:
-            raise RuntimeError(
-                f"model_init takes no parameter, or the trial; this one takes {parameters}: wrap it, as in "
-                "lambda: make_model(...)."
-            )
+            raise RuntimeError(f"model_init takes {parameters} parameters; it may take the trial: wrap it in a lambda.")
         model = self.model_init(trial) if parameters == 1 else self.model_init()
         if model is None:
             raise RuntimeError("model_init returned None; it has to return the model.")

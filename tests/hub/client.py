@@ -1,4 +1,4 @@
-"""Turns the client of huggingface_hub to a Hub on this machine."""
+"""Redirection of huggingface_hub's client to a local Hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from tests.hub.server import Hub
 
 
 def turn_client_to(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let nothing reach another Hub, no token be logged in, and retries not wait.
+    """Redirect all requests to a Hub, without a logged-in token and without delays before retries.
 
     Parameters:
-        home: a folder for what the client keeps.
-        patch: undoes it.
+        home: a folder for the client's files.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import _http

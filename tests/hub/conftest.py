@@ -1,4 +1,4 @@
-"""A Hub on this machine, to which the real client of huggingface_hub is turned for the length of a test."""
+"""The fixture of a local Hub for the real client of huggingface_hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.hub.server import Hub, serving
 
 @pytest.fixture
 def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A local Hub; nothing can reach another one, no token is logged in, and retries do not wait."""
+    """Redirect all requests to a local Hub, without a logged-in token."""
     home = tmp_path_factory.mktemp("hub home")
     with serving() as running:
         turn_client_to(running, home, monkeypatch)

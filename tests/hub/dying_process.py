@@ -1,4 +1,4 @@
-"""A training that dies while a push is on its way: `python -m tests.hub.dying_process FOLDER`."""
+"""A training that fails during a push: `python -m tests.hub.dying_process FOLDER`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# Its one network is the local Hub, whose address HF_ENDPOINT has.
+# Allow requests to the local Hub only.
 os.environ["HF_HUB_OFFLINE"] = "0"
 assert os.environ["HF_ENDPOINT"].startswith("http://127.0.0.1:")
 
@@ -14,7 +14,6 @@ from tests.hub.runs import AtStep, pushing_trainer  # noqa: E402
 
 
 def die() -> None:
-    """What ends the training."""
     raise MemoryError("no memory for the third step")
 
 

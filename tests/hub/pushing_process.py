@@ -1,4 +1,4 @@
-"""One of two processes that train together and push: `python -m tests.hub.pushing_process FOLDER`."""
+"""A process of a distributed training that pushes: `python -m tests.hub.pushing_process FOLDER`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Its one network is the local Hub, whose address HF_ENDPOINT has.
+# Allow requests to the local Hub only.
 os.environ["HF_HUB_OFFLINE"] = "0"
 assert os.environ["HF_ENDPOINT"].startswith("http://127.0.0.1:")
 
@@ -16,8 +16,8 @@ from littrainer import Trainer  # noqa: E402
 from tests.hub.runs import pushing_trainer  # noqa: E402
 
 
-class Counting(Trainer):
-    """Notes what it is asked to push."""
+class RecordingTrainer(Trainer):
+    """A Trainer that records its pushes."""
 
     commits: list[Any]
 
@@ -28,15 +28,15 @@ class Counting(Trainer):
 
 
 def main(folder: Path) -> None:
-    """Train, save and push, and write what this process saw."""
-    trainer = pushing_trainer(folder, kind=Counting, hub_strategy="checkpoint")
-    assert isinstance(trainer, Counting)
+    """Train, save and push, and write the commits of this process."""
+    trainer = pushing_trainer(folder, kind=RecordingTrainer, hub_strategy="checkpoint")
+    assert isinstance(trainer, RecordingTrainer)
     trainer.commits = []
     trainer.train()
     trainer.save_model()
     trainer.push_to_hub(commit_message="by hand")
-    found = {"id": trainer.hub_model_id, "commits": trainer.commits, "step": trainer.state.global_step}
-    (folder / f"{trainer.args.process_index}.pickle").write_bytes(pickle.dumps(found))
+    record = {"id": trainer.hub_model_id, "commits": trainer.commits, "step": trainer.state.global_step}
+    (folder / f"{trainer.args.process_index}.pickle").write_bytes(pickle.dumps(record))
 
 
 if __name__ == "__main__":

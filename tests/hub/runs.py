@@ -21,22 +21,17 @@ PUSHING: dict[str, Any] = {
 
 
 def pushing_trainer(folder: Path, **changes: Any) -> Trainer:
-    """A Trainer whose output folder, and so its repository, is called `run`."""
+    """Return a Trainer with output folder and repository `run`."""
     return quiet_trainer(folder / "run", **{**PUSHING, **changes})
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """The content of each file below a folder by its path there."""
+    """Return the contents of the files in a folder by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class AtStep(TrainerCallback):
-    """Does something at the end of one optimizer step.
-
-    Parameters:
-        step: the step.
-        work: what to do.
-    """
+    """A callback that calls `work` at the end of an optimizer step."""
 
     def __init__(self, step: int, work: Any) -> None:
         self.step, self.work = step, work
@@ -47,7 +42,7 @@ class AtStep(TrainerCallback):
 
 
 class AtEnd(TrainerCallback):
-    """Does something when training has ended, before pushes are waited for."""
+    """A callback that calls `work` at the end of training, before the wait for pushes."""
 
     def __init__(self, work: Any) -> None:
         self.work = work

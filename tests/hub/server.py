@@ -1,6 +1,6 @@
-"""A Hub on this machine: the few endpoints that huggingface_hub's client uses to create, fill and read a repository.
+"""A local Hub with the endpoints that huggingface_hub's client needs to create, fill and read a repository.
 
-What it receives is kept in memory, byte for byte, commit after commit. `Fault`s make it fail as the real one may.
+Its commits are stored in memory. `Fault`s make it fail like the real Hub.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAIN = "main"
 
 @dataclass
 class Fault:
-    """What goes wrong with requests.
+    """A failure of requests.
 
     Parameters:
-        route: requests whose "METHOD /path" matches this regular expression.
-        status: the answer's status; None answers as usual.
-        times: requests it happens to; None is all of them.
-        after: requests of that route that are answered before it begins.
-        cuts: read a part of the request, and cut the connection.
-        body: of the answer.
-        until: answers wait for this event.
+        route: regular expression for the "METHOD /path" of these requests.
+        status: status of the response; None handles the request.
+        times: number of failures; None is unlimited.
+        after: number of successful requests before.
+        cuts: read a part of the request and reset the connection.
+        body: body of the response.
+        until: delay responses until this event.
     """
 
     route: str
@@ -52,7 +52,7 @@ class Fault:
 
 @dataclass
 class Commit:
-    """One commit, with all files as they are after it."""
+    """A commit with all files after it."""
 
     oid: str
     message: str
@@ -61,23 +61,23 @@ class Commit:
 
 @dataclass
 class Repository:
-    """One repository: its branches, each a list of commits from the oldest on."""
+    """A repository: its branches, each a list of commits from the oldest on."""
 
     branches: dict[str, list[Commit]]
-    asked_visibility: str | None = None
+    requested_visibility: str | None = None
 
     def files(self, branch: str = MAIN) -> dict[str, bytes]:
-        """The files of a branch by path."""
+        """Return the files of a branch by path."""
         return self.branches[branch][-1].files
 
     def messages(self, branch: str = MAIN) -> list[str]:
-        """Messages of the commits that were pushed to a branch, the oldest first."""
+        """Return the messages of the commits that were pushed to a branch, the oldest first."""
         return [commit.message for commit in self.branches[branch][1:]]
 
 
 @dataclass
 class Request:
-    """What was asked, for tests to look at."""
+    """A request that the server has received."""
 
     method: str
     path: str
@@ -86,11 +86,11 @@ class Request:
 
 
 class Hub:
-    """The state of the server; `serving` makes one.
+    """The state of the server that `serving` starts.
 
     Attributes:
-        requests: all of them, in order, faults included.
-        faults: what goes wrong; may be changed at any time.
+        requests: all requests in order, with failed requests.
+        faults: may be changed at any time.
     """
 
     def __init__(self) -> None:
@@ -102,15 +102,15 @@ class Hub:
         self.endpoint = ""
 
     def repository(self, name: str = "run") -> Repository:
-        """One of the user's repositories."""
+        """Return a repository of the user."""
         return self.repositories[f"{USER}/{name}"]
 
     def requested(self, route: str) -> list[Request]:
-        """Requests whose "METHOD /path" matches."""
-        return [one for one in self.requests if re.search(route, f"{one.method} {one.path}")]
+        """Return the requests whose "METHOD /path" matches."""
+        return [request for request in self.requests if re.search(route, f"{request.method} {request.path}")]
 
     def fault_for(self, method: str, path: str) -> Fault | None:
-        """The fault that happens to this request, counted."""
+        """Return the fault for this request, and count it."""
         with self.lock:
             for fault in self.faults:
                 if not re.search(fault.route, f"{method} {path}"):
@@ -122,8 +122,8 @@ class Hub:
         return None
 
 
-class Answer(Exception):
-    """Ends the handling of a request with an answer."""
+class Response(Exception):
+    """Raised to end the handling of a request with a response."""
 
     def __init__(
         self, status: int, body: Any = None, headers: dict[str, str] | None = None, code: str | None = None
@@ -136,10 +136,10 @@ class Answer(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers requests; `routes` says which."""
+    """The handler of the requests in `ROUTES`."""
 
     protocol_version = "HTTP/1.1"
-    # Against the delay between an answer's head and its body.
+    # Avoid a delay between a response's head and its body.
     wbufsize = -1
     hub: Hub
 
@@ -149,32 +149,32 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.cuts:
             self.hub.requests.append(Request(method, path, dict(self.headers), b""))
             self.rfile.read1(16)
-            # No orderly end: the other side sees the connection reset.
+            # The client receives a connection reset.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RD)
             self.connection.close()
             return
-        body = self.read_body()
+        body = self.receive_body()
         self.hub.requests.append(Request(method, path, dict(self.headers), body))
         if fault is not None and fault.until is not None:
             fault.until.wait(LONGEST_WAIT_SECONDS)
         try:
             if fault is not None and fault.status is not None:
-                raise Answer(fault.status, fault.body)
-            for route, answer in ROUTES:
-                found = re.fullmatch(route, f"{method} {path}")
-                if found:
+                raise Response(fault.status, fault.body)
+            for route, handle in ROUTES:
+                match = re.fullmatch(route, f"{method} {path}")
+                if match:
                     with self.hub.lock:
-                        answer(self, found.groupdict(), body)
-                    raise AssertionError(f"{route} gave no answer")
-            raise Answer(404, {"error": f"no such route: {method} {path}"})
-        except Answer as given:
-            self.answer(given)
+                        handle(self, match.groupdict(), body)
+                    raise AssertionError(f"{route} has no response")
+            raise Response(404, {"error": f"no such route: {method} {path}"})
+        except Response as response:
+            self.send(response)
 
     do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = handle_any
 
-    def read_body(self) -> bytes:
+    def receive_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             parts = []
             while size := int(self.rfile.readline().split(b";")[0], 16):
@@ -184,10 +184,10 @@ class Handler(BaseHTTPRequestHandler):
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def answer(self, given: Answer) -> None:
-        content = given.body if isinstance(given.body, bytes) else json.dumps(given.body or {}).encode()
-        self.send_response(given.status)
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **given.headers}
+    def send(self, response: Response) -> None:
+        content = response.body if isinstance(response.body, bytes) else json.dumps(response.body or {}).encode()
+        self.send_response(response.status)
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **response.headers}
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
@@ -196,88 +196,88 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, *args: Any) -> None:
-        """Nothing is shown."""
+        """Log nothing."""
 
-    # ---- What requests have in common ----
+    # ---- Checks of requests ----
 
     def user(self) -> str | None:
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and token not in self.hub.tokens:
-            raise Answer(401, {"error": "Invalid credentials in Authorization header"}, headers=INVALID_CREDENTIALS)
+            raise Response(401, {"error": "Invalid credentials in Authorization header"}, headers=INVALID_CREDENTIALS)
         return self.hub.tokens.get(token)
 
     def writer(self, repository: str) -> str:
         user = self.user()
         if user is None:
-            raise Answer(401, {"error": "Invalid username or password."}, headers=INVALID_CREDENTIALS)
+            raise Response(401, {"error": "Invalid username or password."}, headers=INVALID_CREDENTIALS)
         if repository.partition("/")[0] != user:
-            raise Answer(403, {"error": f"{user} may not write to {repository}"})
+            raise Response(403, {"error": f"{user} may not write to {repository}"})
         return user
 
-    def found(self, name: str) -> Repository:
+    def get_repository(self, name: str) -> Repository:
         repository = self.hub.repositories.get(name)
         if repository is None:
-            raise Answer(404, {"error": "Repository not found"}, code="RepoNotFound")
+            raise Response(404, {"error": "Repository not found"}, code="RepoNotFound")
         return repository
 
     def commits(self, name: str, revision: str) -> list[Commit]:
-        branches = self.found(name).branches
+        branches = self.get_repository(name).branches
         if revision in branches:
             return branches[revision]
         for commits in branches.values():
-            for place, commit in enumerate(commits):
+            for index, commit in enumerate(commits):
                 if commit.oid == revision:
-                    return commits[: place + 1]
-        raise Answer(404, {"error": f"Invalid rev id: {revision}"}, code="RevisionNotFound")
+                    return commits[: index + 1]
+        raise Response(404, {"error": f"Invalid rev id: {revision}"}, code="RevisionNotFound")
 
 
 INVALID_CREDENTIALS = {"X-Error-Message": "Invalid credentials in Authorization header"}
 
 
-def oid_of(content: bytes) -> str:
-    """What git calls a file's content."""
+def get_oid(content: bytes) -> str:
+    """Return the git object id of a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def create_repository(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """A new repository, with the one commit that the Hub makes itself."""
-    asked = json.loads(body)
+    """Create a repository with the Hub's initial commit."""
+    settings = json.loads(body)
     user = handler.user()
-    name = f"{asked.get('organization') or user}/{asked['name']}"
+    name = f"{settings.get('organization') or user}/{settings['name']}"
     url = {"url": f"{handler.hub.endpoint}/{name}", "name": name, "id": name}
     handler.writer(name)
     if name in handler.hub.repositories:
-        raise Answer(409, {"error": "You already created this model repo", **url})
-    # Earlier clients name it otherwise.
-    visibility = asked.get("visibility") or {True: "private", False: "public"}.get(asked.get("private"))
+        raise Response(409, {"error": "You already created this model repo", **url})
+    # Earlier clients send `private`.
+    visibility = settings.get("visibility") or {True: "private", False: "public"}.get(settings.get("private"))
     first = Commit("0" * 39 + "1", "initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"})
     handler.hub.repositories[name] = Repository({MAIN: [first]}, visibility)
-    raise Answer(200, url)
+    raise Response(200, url)
 
 
 def validate_card(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """Whatever the metadata are, they are fine."""
-    raise Answer(200, {"errors": [], "warnings": []})
+    """Accept any metadata."""
+    raise Response(200, {"errors": [], "warnings": []})
 
 
 def prepare_upload(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """Which way each file goes, and what is there already."""
+    """Return the upload mode and the present object id of each file."""
     handler.writer(names["name"])
-    there = handler.commits(names["name"], names["revision"])[-1].files
-    answers = [
+    present = handler.commits(names["name"], names["revision"])[-1].files
+    files = [
         {
-            "path": asked["path"],
+            "path": file["path"],
             "uploadMode": "regular",
             "shouldIgnore": False,
-            "oid": oid_of(there[asked["path"]]) if asked["path"] in there else None,
+            "oid": get_oid(present[file["path"]]) if file["path"] in present else None,
         }
-        for asked in json.loads(body)["files"]
+        for file in json.loads(body)["files"]
     ]
-    raise Answer(200, {"files": answers})
+    raise Response(200, {"files": files})
 
 
 def make_commit(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """The lines of a commit, carried out in order."""
+    """Apply the lines of a commit."""
     handler.writer(names["name"])
     commits = handler.commits(names["name"], names["revision"])
     files, message = dict(commits[-1].files), ""
@@ -291,28 +291,28 @@ def make_commit(handler: Handler, names: dict[str, str], body: bytes) -> None:
         elif entry["key"] == "deletedFile":
             del files[value["path"]]
         else:
-            raise Answer(400, {"error": f"unknown operation {entry['key']}"})
-    number = sum(len(one) for one in handler.found(names["name"]).branches.values()) + 1
+            raise Response(400, {"error": f"unknown operation {entry['key']}"})
+    number = sum(map(len, handler.get_repository(names["name"]).branches.values())) + 1
     commits.append(Commit(f"{number:040x}", message, files))
     url = f"{handler.hub.endpoint}/{names['name']}/commit/{commits[-1].oid}"
-    raise Answer(200, {"success": True, "commitOid": commits[-1].oid, "commitUrl": url, "pullRequestUrl": None})
+    raise Response(200, {"success": True, "commitOid": commits[-1].oid, "commitUrl": url, "pullRequestUrl": None})
 
 
 def make_branch(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """A branch that begins where another one stands."""
+    """Create a branch from an existing branch."""
     handler.writer(names["name"])
-    branches = handler.found(names["name"]).branches
+    branches = handler.get_repository(names["name"]).branches
     if names["branch"] in branches:
-        raise Answer(409, {"error": "Reference already exists"})
+        raise Response(409, {"error": "Reference already exists"})
     start = json.loads(body or b"{}").get("startingPoint", MAIN)
     branches[names["branch"]] = list(handler.commits(names["name"], start))
-    raise Answer(200)
+    raise Response(200)
 
 
 def repository_info(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """What is known of a repository at a revision."""
+    """Return the facts of a repository at a revision."""
     commit = handler.commits(names["name"], names.get("revision") or MAIN)[-1]
-    raise Answer(
+    raise Response(
         200,
         {
             "_id": "1",
@@ -325,25 +325,25 @@ def repository_info(handler: Handler, names: dict[str, str], body: bytes) -> Non
 
 
 def list_tree(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """The files of a revision."""
+    """Return the files of a revision."""
     files = handler.commits(names["name"], names["revision"])[-1].files
-    raise Answer(
+    raise Response(
         200,
         [
-            {"type": "file", "path": path, "size": len(content), "oid": oid_of(content)}
+            {"type": "file", "path": path, "size": len(content), "oid": get_oid(content)}
             for path, content in sorted(files.items())
         ],
     )
 
 
 def download(handler: Handler, names: dict[str, str], body: bytes) -> None:
-    """One file's content."""
+    """Return the content of a file."""
     commit = handler.commits(names["name"], names["revision"])[-1]
     content = commit.files.get(names["path"])
     if content is None:
-        raise Answer(404, {"error": "Entry not found"}, code="EntryNotFound")
-    headers = {"ETag": f'"{oid_of(content)}"', "X-Repo-Commit": commit.oid, "Content-Type": "application/octet-stream"}
-    raise Answer(200, content, headers)
+        raise Response(404, {"error": "Entry not found"}, code="EntryNotFound")
+    headers = {"ETag": f'"{get_oid(content)}"', "X-Repo-Commit": commit.oid, "Content-Type": "application/octet-stream"}
+    raise Response(200, content, headers)
 
 
 NAME = r"(?P<name>[^/]+/[^/]+)"
@@ -362,7 +362,7 @@ ROUTES: list[tuple[str, Callable[[Handler, dict[str, str], bytes], None]]] = [
 
 @contextmanager
 def serving() -> Iterator[Hub]:
-    """A server that runs for the length of the block, on a free port of this machine."""
+    """Run a server on a free local port during the block."""
     hub = Hub()
     handler = type("HubHandler", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

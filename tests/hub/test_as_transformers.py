@@ -1,4 +1,4 @@
-"""What lies on the Hub after a training is what transformers' own Trainer leaves there, through the same client."""
+"""The Hub has the same commits and files after a training as with transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments
 
-# Files of a checkpoint that are not in one of transformers.
+# Files of a checkpoint that transformers does not write.
 OURS = ("littrainer_manifest.json", "littrainer_resume.pt")
 
 
@@ -26,10 +26,10 @@ def names_by_message(hub: Hub, name: str) -> list[tuple[str, list[str]]]:
     ]
 
 
-def without_card(kind: Any) -> Any:
-    """A Trainer that writes no card: that of transformers needs a configuration, and the cards differ in their text.
+def disable_card(kind: Any) -> Any:
+    """Return a Trainer class that writes no card, since cards differ, and waits for each push.
 
-    It waits for each push: the files of transformers' are those of the next save where that comes before they are sent.
+    A later save of transformers' would replace the files of a running push.
     """
 
     def push_and_wait(self: Any, checkpoint_folder: str) -> None:
@@ -37,7 +37,7 @@ def without_card(kind: Any) -> Any:
         if self.push_in_progress is not None:
             self.push_in_progress.wait_until_done()
 
-    members = {"create_model_card": lambda self, **given: None, "_push_from_checkpoint": push_and_wait}
+    members = {"create_model_card": lambda self, **_: None, "_push_from_checkpoint": push_and_wait}
     return type("WithoutCard", (kind,), members)
 
 
@@ -46,11 +46,11 @@ def test_commits_and_files_of_a_strategy_are_those_of_transformers(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     transformers: Any = pytest.importorskip("transformers")
-    # It keeps its client, and with it the address of another test's Hub.
+    # Drop the client for the Hub of another test.
     monkeypatch.setattr("transformers.utils.hub._hf_api", None)
     both: dict[str, Any] = {**PUSHING, "hub_strategy": strategy, "logging_strategy": "no"}
-    ours = pushing_trainer(tmp_path / "ours", **both, hub_model_id="ours", kind=without_card(Trainer))
-    theirs = without_card(transformers.Trainer)(
+    ours = pushing_trainer(tmp_path / "ours", **both, hub_model_id="ours", kind=disable_card(Trainer))
+    theirs = disable_card(transformers.Trainer)(
         VectorClassifier(),
         quiet_arguments(tmp_path / "theirs", kind=transformers.TrainingArguments, **both, hub_model_id="theirs"),
         train_dataset=Rows(vector_rows(10)),

@@ -1,4 +1,4 @@
-"""A training that dies leaves its pushes to themselves: they go on, are told of, and keep no program alive for ever."""
+"""Pushes of a training that fails continue, are logged, and do not prevent the end of the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 
 class Died(Exception):
-    """What ends a training."""
+    """The error that ends a training."""
 
 
 def die() -> None:
@@ -30,8 +30,8 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
 ) -> None:
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    answer = threading.Event()
-    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    may_respond = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=may_respond))
     log = tmp_path / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -43,19 +43,19 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
         )
     try:
 
-        def waits() -> bool:
+        def is_waiting() -> bool:
             assert process.poll() is None, log.read_text()
             return "The program ends when that is done" in log.read_text()
 
-        wait_until(waits, "the process waits for its push")
-        answer.set()
+        wait_until(is_waiting, "the process waits for its push")
+        may_respond.set()
         assert process.wait(LONGEST_WAIT_SECONDS) == 1
     finally:
         process.kill()
         process.wait()
-    said = log.read_text()
-    assert 'The push of "Training in progress, step 2" to someone/run is on its way, and goes on though' in said
-    assert "MemoryError: no memory for the third step" in said and "failed" not in said
+    output = log.read_text()
+    assert 'The push of "Training in progress, step 2" to someone/run is running, and continues though' in output
+    assert "MemoryError: no memory for the third step" in output and "failed" not in output
     assert hub.repository().messages() == CHECKPOINT_STRATEGIES[:2]
     assert not (tmp_path / "run" / ".littrainer_push").exists()
 
@@ -73,9 +73,9 @@ def test_a_failed_push_is_reported_again_when_its_training_dies(
     trainer.add_callback(AtStep(3, wait_and_die))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    (told,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "Training in progress, step 2" in told.getMessage() and "is in output_dir" in told.getMessage()
-    # Another training on the same Trainer goes on with what is missing.
+    (error,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "Training in progress, step 2" in error.getMessage() and "is in output_dir" in error.getMessage()
+    # Another training of this Trainer pushes the missing steps.
     hub.faults.clear()
     trainer.callback_handler.callbacks.pop()
     trainer.train(resume_from_checkpoint=True)

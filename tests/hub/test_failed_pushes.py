@@ -1,4 +1,4 @@
-"""A Hub that fails, refuses, is slow or cuts connections, through the real client: training goes on."""
+"""Training continues if the Hub fails, refuses, is slow or resets connections."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 COMMIT = "POST .*/commit/"
 
 
-class Answered(Exception):
-    """An answer of the Hub with a status."""
+class StatusError(Exception):
+    """An error with the HTTP status of a response."""
 
     def __init__(self, status: int) -> None:
         self.response = type("Response", (), {"status_code": status})
@@ -27,10 +27,10 @@ class Answered(Exception):
 
 def test_each_error_comes_with_what_to_do() -> None:
     errors: dict[Exception, str] = {
-        Answered(401): "hf auth login",
-        Answered(413): "larger than the Hub takes",
-        Answered(429): "push less often",
-        Answered(503): "push again later",
+        StatusError(401): "hf auth login",
+        StatusError(413): "larger than the Hub takes",
+        StatusError(429): "push less often",
+        StatusError(503): "push again later",
         ConnectionResetError(): "connection was cut",
         RuntimeError("hf_xet: no route"): "HF_HUB_DISABLE_XET=1",
         ValueError("other"): "",
@@ -50,21 +50,21 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_entry_in_the_
     trainer = pushing_trainer(tmp_path, hub_strategy="checkpoint")
     for step in (3, 5):
         trainer.add_callback(AtStep(step, lambda: trainer.push_in_progress.wait_until_done()))
-    found = trainer.train().metrics[NOT_PUSHED]
-    assert '"Training in progress, step 6" to someone/run failed' in found and advice in found
+    failure = trainer.train().metrics[NOT_PUSHED]
+    assert '"Training in progress, step 6" to someone/run failed' in failure and advice in failure
     assert trainer.state.global_step == 6
     assert sorted(entry.name for entry in (tmp_path / "run").glob("c*")) == [f"checkpoint-{step}" for step in (2, 4, 6)]
-    warned = [record for record in caplog.records if "to someone/run failed" in record.getMessage()]
-    assert all(record.levelno == logging.WARNING for record in warned)
-    *earlier, last = (record.getMessage() for record in warned)
-    # The last push may fail before the training is at its end, and again when it is tried once more there.
+    warnings = [record for record in caplog.records if "to someone/run failed" in record.getMessage()]
+    assert all(record.levelno == logging.WARNING for record in warnings)
+    *earlier, last = (record.getMessage() for record in warnings)
+    # The last push may fail before the end of the training, and again in the retry.
     assert len(earlier) in (2, 3) and all("Training continues" in message for message in earlier)
-    assert last.startswith(f"{found} What was saved last is in output_dir")
+    assert last.startswith(f"{failure} The last save is in output_dir")
     assert hub.repository().messages() == []
     with pytest.raises(Exception) as caught:
         trainer.push_to_hub()
     assert any(advice in note for note in caught.value.__notes__)
-    # A training after a failed one is not blamed for it.
+    # The failure is not reported by the next training.
     hub.faults.clear()
     assert NOT_PUSHED not in trainer.train().metrics
     assert hub.repository().messages()[::2] == SAVES
@@ -73,7 +73,7 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_entry_in_the_
 def test_the_last_push_is_retried_once(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hub.faults.append(Fault(COMMIT, 500, after=2, times=1))
     assert NOT_PUSHED not in pushing_trainer(tmp_path).train().metrics
-    assert "tried once more" in caplog.text
+    assert "is retried once" in caplog.text
     assert hub.repository().messages() == SAVES
 
 

@@ -1,4 +1,4 @@
-"""The model card, and that nothing that somebody has edited is lost, here or on the Hub."""
+"""The model card, and the preservation of edits, here and on the Hub."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from littrainer.callbacks.state import TrainerState
 from littrainer.hub.model_card import (
     download_card,
     get_last_results,
-    hyperparameters,
     is_unedited,
+    list_hyperparameters,
 )
 from littrainer.hub.repository import CARD_NAME
 from tests.hub.runs import pushing_trainer
@@ -39,24 +39,24 @@ EVALUATING: dict[str, Any] = {
 }
 
 
-def written(folder: Path, model: Any = None, **given: Any) -> str:
-    """The card of a Trainer that writes into a folder called `my-model`."""
-    quiet_trainer(folder / "my-model", model).create_model_card(**given)
+def write_card(folder: Path, model: Any = None, **keywords: Any) -> str:
+    """Return the card that a Trainer writes into the folder `my-model`."""
+    quiet_trainer(folder / "my-model", model).create_model_card(**keywords)
     return (folder / "my-model" / CARD_NAME).read_text(encoding="utf-8")
 
 
-def entries_of(content: str) -> dict[str, Any]:
+def parse_metadata(content: str) -> dict[str, Any]:
     entries: dict[str, Any] = ModelCard(content).data.to_dict()
     return entries
 
 
-# ---- What the card says ----------------------------------------------------------------------------------------------
+# ---- The content of the card ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The same training under littrainer and transformers."""
-    found = []
+    """Return the same training by littrainer and transformers."""
+    trainers = []
     for library in (littrainer, transformers):
         rows = datasets.Dataset.from_list(token_rows(8, longest=3), split="validation")
         rows.info.builder_name, rows.info.config_name = "glue", "mrpc"
@@ -71,19 +71,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
             compute_metrics=lambda _: {"accuracy": 0.5, "fluency": 2.0},
         )
         trainer.train()
-        found.append(trainer)
-    return found
+        trainers.append(trainer)
+    return trainers
 
 
-def card_of(trainer: Any, given: dict[str, Any]) -> ModelCard:
+def load_card(trainer: Any, keywords: dict[str, Any]) -> ModelCard:
     path = Path(trainer.args.output_dir, CARD_NAME)
     path.unlink(missing_ok=True)
-    trainer.create_model_card(**given)
+    trainer.create_model_card(**keywords)
     return ModelCard.load(path)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "keywords",
     [
         {},
         {"language": ["en", "de"], "license": "mit", "tags": ["mine"], "model_name": "name"},
@@ -92,14 +92,14 @@ def card_of(trainer: Any, given: dict[str, Any]) -> ModelCard:
     ],
     ids=["nothing given", "entries", "one of each", "lists"],
 )
-def test_metadata_are_those_of_transformers_but_for_our_tag(trained: list[Any], given: dict[str, Any]) -> None:
-    ours, theirs = (card_of(trainer, given).data.to_dict() for trainer in trained)
+def test_metadata_are_those_of_transformers_but_for_our_tag(trained: list[Any], keywords: dict[str, Any]) -> None:
+    ours, theirs = (load_card(trainer, keywords).data.to_dict() for trainer in trained)
     ours["tags"].remove("littrainer")
     assert ours == theirs
 
 
 def test_the_card_contains_results_hyperparameters_and_versions(trained: list[Any]) -> None:
-    text = card_of(trained[0], {"dataset_tags": "glue", "dataset": "GLUE <MRPC>", "finetuned_from": "org/base"}).text
+    text = load_card(trained[0], {"dataset_tags": "glue", "dataset": "GLUE <MRPC>", "finetuned_from": "org/base"}).text
     for part in (
         "# my-model",
         "a fine-tuned version of [org/base](https://huggingface.co/org/base), trained on the GLUE &lt;MRPC&gt; data",
@@ -139,11 +139,11 @@ def test_results_are_from_the_last_evaluation_and_each_evaluation_set_has_its_co
 def test_hyperparameters_are_those_of_a_card_of_transformers_and_weight_decay(tmp_path: Path) -> None:
     always = ["learning_rate", "train_batch_size", "eval_batch_size", "seed", "optimizer", "lr_scheduler_type"]
     trainer = quiet_trainer(tmp_path, hub_token="hf_abc", run_name="private")
-    assert list(hyperparameters(trainer.args, trainer.state)) == [*always, "num_epochs"]
+    assert list(list_hyperparameters(trainer.args, trainer.state)) == [*always, "num_epochs"]
     changes: dict[str, Any] = {"weight_decay": 0.1, "warmup_steps": 3, "max_steps": 7, "gradient_accumulation_steps": 2}
     trainer = quiet_trainer(tmp_path, optim="adamw_torch", adam_beta2=0.95, label_smoothing_factor=0.2, **changes)
-    found = hyperparameters(trainer.args, trainer.state)
-    assert {name: value for name, value in found.items() if name not in always} == {
+    values = list_hyperparameters(trainer.args, trainer.state)
+    assert {name: value for name, value in values.items() if name not in always} == {
         "gradient_accumulation_steps": "2",
         "total_train_batch_size": "8",
         "lr_scheduler_warmup_steps": "3",
@@ -151,13 +151,13 @@ def test_hyperparameters_are_those_of_a_card_of_transformers_and_weight_decay(tm
         "label_smoothing_factor": "0.2",
         "weight_decay": "0.1",
     }
-    assert found["optimizer"] == "adamw_torch with betas=(0.9, 0.95), epsilon=1e-08"
+    assert values["optimizer"] == "adamw_torch with betas=(0.9, 0.95), epsilon=1e-08"
 
 
 def test_a_folder_is_no_base_model_and_is_named_by_its_end_alone(tmp_path: Path) -> None:
     for folder in (str(tmp_path), "/home/somebody/secret/base", "C:\\Users\\somebody\\base"):
-        content = written(tmp_path, finetuned_from=folder)
-        assert "base_model" not in entries_of(content) and "secret" not in content and "Users" not in content
+        content = write_card(tmp_path, finetuned_from=folder)
+        assert "base_model" not in parse_metadata(content) and "secret" not in content and "Users" not in content
         assert f"a fine-tuned version of `{folder.replace(chr(92), '/').rpartition('/')[2]}`" in content
 
 
@@ -171,9 +171,9 @@ def test_the_licence_is_copied_from_the_base_model_if_the_hub_is_reachable(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    assert entries_of(written(tmp_path, finetuned_from="org/base"))["license"] == "mit"
-    assert entries_of(written(tmp_path, finetuned_from="org/base", license="other"))["license"] == "other"
-    assert "license" not in entries_of(written(tmp_path, finetuned_from="org/elsewhere"))
+    assert parse_metadata(write_card(tmp_path, finetuned_from="org/base"))["license"] == "mit"
+    assert parse_metadata(write_card(tmp_path, finetuned_from="org/base", license="other"))["license"] == "other"
+    assert "license" not in parse_metadata(write_card(tmp_path, finetuned_from="org/elsewhere"))
 
 
 def test_badges_and_tags_of_trackers_are_in_the_card(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_badges_and_tags_of_trackers_are_in_the_card(tmp_path: Path) -> None:
         def card_badge(self) -> str:
             return "[run](https://tracker/run)"
 
-    class Broken(TrainerCallback):
+    class FailingTracker(TrainerCallback):
         def card_badge(self) -> str:
             raise RuntimeError("no connection")
 
     model = VectorClassifier()
     model.model_tags = ["trackio", "mine"]  # type: ignore[assignment]
-    quiet_trainer(tmp_path, model, given={"callbacks": [Broken(), Tracker()]}).create_model_card(tags="mine")
+    quiet_trainer(tmp_path, model, given={"callbacks": [FailingTracker(), Tracker()]}).create_model_card(tags="mine")
     card = ModelCard.load(tmp_path / CARD_NAME)
     assert card.data.tags == ["mine", "trackio", "generated_from_trainer", "littrainer"]
     assert card.text.index("# ") < card.text.index("[run](https://tracker/run)") < card.text.index("from scratch")
@@ -216,15 +216,15 @@ def test_names_cannot_inject_html_links_or_tokens(tmp_path: Path, monkeypatch: p
     assert is_unedited(content)
 
 
-# ---- A card that somebody has edited ---------------------------------------------------------------------------------
+# ---- An edited card ------------------------------------------------------------------------------------------------
 
 
 def test_a_card_that_was_not_edited_is_written_again(tmp_path: Path) -> None:
-    first = written(tmp_path, tags="one", license="mit")
+    first = write_card(tmp_path, tags="one", license="mit")
     path = tmp_path / "my-model" / CARD_NAME
     # Editors change the ends of lines.
     path.write_bytes(first.replace("\n", "\r\n").encode() + b"\n")
-    second = written(tmp_path, tags="two")
+    second = write_card(tmp_path, tags="two")
     assert "- one" in first and "- one" not in second and "license" not in second
 
 
@@ -243,11 +243,11 @@ def test_an_edited_card_is_preserved_byte_for_byte_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, edit: tuple[str, str] | str
 ) -> None:
     path = tmp_path / "my-model" / CARD_NAME
-    card = written(tmp_path, tags="one", license="mit")
+    card = write_card(tmp_path, tags="one", license="mit")
     edited = (edit if isinstance(edit, str) else card.replace(*edit, 1)).encode()
     path.write_bytes(edited)
     with caplog.at_level(logging.WARNING, logger="littrainer"):
-        written(tmp_path, tags="two", license="other")
+        write_card(tmp_path, tags="two", license="other")
     assert path.read_bytes() == edited
     assert "is kept as it is, since it has been edited" in caplog.text
 
@@ -257,12 +257,12 @@ def test_an_adapters_card_has_what_peft_adds_and_is_written_again_though_peft_re
     trainer = quiet_trainer(tmp_path, tiny_lora_tagger())
     path = tmp_path / CARD_NAME
     for tag in ("mine", "yours"):
-        # It writes its own card, or into ours.
+        # PEFT writes a card, or into the present card.
         trainer.save_model()
         assert "- PEFT " in path.read_text(encoding="utf-8")
         trainer.create_model_card(tags=tag)
         content = path.read_text(encoding="utf-8")
-        entries = entries_of(content)
+        entries = parse_metadata(content)
         assert entries["library_name"] == "peft" and {tag, "lora", "littrainer"} <= set(entries["tags"])
         assert content.count("- PEFT ") == 1 and "### Training hyperparameters" in content and is_unedited(content)
     path.write_text(content.replace("More information needed", "It is small.", 1), encoding="utf-8")
@@ -294,7 +294,7 @@ def test_a_generated_card_does_not_replace_a_card_that_was_edited_on_the_hub(
         trainer.push_to_hub(tags="two")
     assert hub.repository().files()[CARD_NAME] == edited
     assert "was edited on the Hub" in caplog.text
-    # One that somebody has written here is pushed as it is.
+    # A card write_card by hand is pushed.
     (tmp_path / "run" / CARD_NAME).write_text("# Mine\n")
     trainer.push_to_hub()
     assert hub.repository().files()[CARD_NAME] == b"# Mine\n"

@@ -1,4 +1,4 @@
-"""The token that signs in is in the requests' headers, and nowhere else: no file, log line, card or commit has it."""
+"""The access token is in the headers of requests only, and in no file, log line, card or commit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_token_is_nowhere(hub: Hub, folder: Path, logged: str) -> None:
         assert carriers <= {"authorization", "Authorization"}
 
 
-# Written by each training below, and looked into.
+# Files of each training below, which are searched for tokens.
 WRITTEN = {
     *("README.md", "training_args.bin", "trainer_state.json", "train_results.json", "checkpoint-6/optimizer.pt"),
     *(
@@ -51,7 +51,7 @@ WRITTEN = {
 
 def test_after_a_training_that_pushes(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
     caplog.set_level(logging.DEBUG)
-    # Offline records of trackers are written beside the output folder, and into it, from where they are pushed.
+    # Trackers write into the output folder, from which they are pushed.
     trackers = {"report_to": ["tensorboard"], "logging_dir": str(tmp_path / "run" / "logs")}
     trainer = pushing_trainer(
         tmp_path,
@@ -64,7 +64,7 @@ def test_after_a_training_that_pushes(hub: Hub, tmp_path: Path, caplog: pytest.L
     output = trainer.train()
     trainer.save_metrics("train", output.metrics)
     trainer.save_state()
-    # What scripts write down of a run.
+    # Scripts may write such records.
     (tmp_path / "run" / "arguments.json").write_text(trainer.args.to_json_string() + str(trainer.args))
     (tmp_path / "run" / "lightning.yaml").write_text(str(trainer.lightning_trainer.__dict__) + repr(trainer.args))
     trainer.save_model()
@@ -86,11 +86,11 @@ def test_where_pushes_fail(
     if token is None:
         monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     caplog.set_level(logging.DEBUG)
-    # A server that repeats what it was sent.
+    # The server repeats the token.
     hub.faults.append(Fault("POST .*/commit/", 500, body={"error": f"Bearer {GOOD_TOKEN} is not welcome"}))
     trainer = pushing_trainer(tmp_path, hub_token=token, max_steps=2)
-    found = trainer.train().metrics["push_to_hub_error"]
-    assert "is not welcome" in found and not has_token(found)
+    failure = trainer.train().metrics["push_to_hub_error"]
+    assert "is not welcome" in failure and not has_token(failure)
     with pytest.raises(PushError) as caught:
         trainer.push_to_hub()
     assert not has_token("".join(traceback.format_exception(caught.value)))
@@ -104,11 +104,11 @@ def test_white_space_around_a_token_is_no_part_of_it(hub: Hub, tmp_path: Path) -
 
 
 class WritesItsArguments(Trainer):
-    """Saves with each model what the script was given, as scripts do."""
+    """A Trainer that writes its arguments with each model, as scripts do."""
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        path = Path(output_dir or str(self.args.output_dir)) / "given.json"
+        path = Path(output_dir or str(self.args.output_dir)) / "arguments.json"
         path.write_text(json.dumps({"hub_token": self.args.hub_token}))
 
 
@@ -131,9 +131,9 @@ def test_a_file_with_a_token_is_not_pushed_with_a_warning(
         assert [name for name, content in files.items() if has_token(content)] == []
         assert "a[b]/cd.txt" in files
     assert {"model.safetensors", "checkpoint-2/trainer_state.json"} <= files.keys()
-    # With another token neither is the one of the arguments pushed.
-    assert (run / "checkpoint-2" / "given.json").exists() and other.encode() not in b"".join(files.values())
-    for name in (".env", "given.json"):
+    # A push with another token sends neither token.
+    assert (run / "checkpoint-2" / "arguments.json").exists() and other.encode() not in b"".join(files.values())
+    for name in (".env", "arguments.json"):
         assert f"{name} is not pushed to the Hub: an access token is in it" in caplog.text
     assert not has_token(caplog.text)
 

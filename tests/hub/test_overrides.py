@@ -1,4 +1,4 @@
-"""What subclasses override of pushing is called, with what transformers calls it with."""
+"""Overrides of pushing are called with the same parameters as by transformers."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_an_argument_set_after_construction_creates_the_repository_with_the_firs
 
 
 def test_a_card_that_an_override_writes_at_each_save_is_pushed(hub: Hub, tmp_path: Path) -> None:
-    class WithOwnCard(Trainer):
-        """As TRL's trainers do it."""
+    class CardTrainer(Trainer):
+        """A trainer like TRL's."""
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             self.create_model_card(model_name=f"step {self.state.global_step}")
@@ -95,7 +95,7 @@ def test_a_card_that_an_override_writes_at_each_save_is_pushed(hub: Hub, tmp_pat
                 content = f"---\nlibrary_name: own\n---\n# {model_name} with {tags}\n"
                 Path(self.args.output_dir, "README.md").write_text(content)
 
-    trainer: Any = pushing_trainer(tmp_path, kind=WithOwnCard, save_steps=6)
+    trainer: Any = pushing_trainer(tmp_path, kind=CardTrainer, save_steps=6)
     trainer.train()
     assert hub.repository().files()["README.md"].endswith(b"# step 6 with None\n")
     trainer.model.model_tags = ["sft"]

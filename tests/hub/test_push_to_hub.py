@@ -1,4 +1,4 @@
-"""Uploads in the background, in their order and retried; and which files of a checkpoint are set aside for them."""
+"""Uploads in the background, their order and retries, and the files of their snapshots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 class Sending(Upload):
-    """Notes what is sent; fails where there is an error for it."""
+    """An upload that records its message and raises `error`."""
 
     sent: ClassVar[list[str]] = []
     error: ClassVar[Exception | None] = None
@@ -47,8 +47,8 @@ def sending(monkeypatch: pytest.MonkeyPatch) -> type[Sending]:
     return Sending
 
 
-def push_of(run: Path, step: int) -> list[Upload]:
-    """Of a model and its checkpoint."""
+def make_uploads(run: Path, step: int) -> list[Upload]:
+    """Return the uploads of a model and its checkpoint."""
     with create_snapshot(run, f"checkpoint-{step}") as folder:
         return [
             Sending("someone/run", folder / "model", f"model {step}"),
@@ -56,7 +56,7 @@ def push_of(run: Path, step: int) -> list[Upload]:
         ]
 
 
-def set_aside(run: Path) -> list[str]:
+def list_snapshots(run: Path) -> list[str]:
     return sorted(folder.name.rpartition("-")[0] for folder in (run / SNAPSHOT_DIR).glob("*"))
 
 
@@ -70,19 +70,19 @@ def test_a_push_that_failed_is_replaced_by_the_next_and_retried_once_at_the_end(
     sending.error = OSError("no way to the Hub")
     pushes = PushInProgress()
     for step in (1, 2):
-        pushes.begin(push_of(tmp_path, step))
+        pushes.begin(make_uploads(tmp_path, step))
         pushes.wait_until_done()
-        assert set_aside(tmp_path) == names(step)
+        assert list_snapshots(tmp_path) == names(step)
     assert sending.sent == ["model 1", "model 2"]
     pushes.finish()
     assert '"model 2"' in str(pushes.failure_at_end)
-    assert caplog.records[-1].getMessage().startswith(f"{pushes.failure_at_end} What was saved last is in output_dir")
+    assert caplog.records[-1].getMessage().startswith(f"{pushes.failure_at_end} The last save is in output_dir")
     sending.error = None
     sending.sent.clear()
-    pushes.begin(push_of(tmp_path, 3))
+    pushes.begin(make_uploads(tmp_path, 3))
     pushes.finish()
     assert sending.sent == ["model 3", "checkpoint 3"]
-    assert set_aside(tmp_path) == [] and pushes.failure_at_end is None
+    assert list_snapshots(tmp_path) == [] and pushes.failure_at_end is None
 
 
 def test_an_earlier_save_that_is_sent_again_does_not_hide_that_the_last_could_not_be_prepared(
@@ -90,12 +90,12 @@ def test_an_earlier_save_that_is_sent_again_does_not_hide_that_the_last_could_no
 ) -> None:
     sending.error = OSError("no way to the Hub")
     pushes = PushInProgress()
-    pushes.begin(push_of(tmp_path, 1))
+    pushes.begin(make_uploads(tmp_path, 1))
     pushes.wait_until_done()
     sending.error = None
     pushes.begin([], "no space left on the disk")
     pushes.finish()
-    assert "no space left on the disk" in str(pushes.failure_at_end) and set_aside(tmp_path) == []
+    assert "no space left on the disk" in str(pushes.failure_at_end) and list_snapshots(tmp_path) == []
 
 
 def test_the_text_of_an_upload_has_no_access_token(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_the_text_of_an_upload_has_no_access_token(tmp_path: Path) -> None:
 def test_pushes_that_are_cancelled_leave_nothing_on_the_disk(sending: type[Sending], tmp_path: Path) -> None:
     pushes, may_end = PushInProgress(), threading.Event()
     pushes._submit(lambda _: may_end.wait(LONGEST_WAIT_SECONDS), [])
-    pushes.begin(push_of(tmp_path, 1))
-    assert set_aside(tmp_path) == names(1)
+    pushes.begin(make_uploads(tmp_path, 1))
+    assert list_snapshots(tmp_path) == names(1)
     pushes.cancel()
-    assert set_aside(tmp_path) == []
+    assert list_snapshots(tmp_path) == []
     may_end.set()
     pushes.finish()
     assert sending.sent == []
@@ -118,16 +118,16 @@ def test_pushes_that_are_cancelled_leave_nothing_on_the_disk(sending: type[Sendi
 def test_snapshots_of_a_killed_run_are_removed_and_snapshots_of_a_running_push_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with create_snapshot(tmp_path, "checkpoint-2") as own:
+    with create_snapshot(tmp_path, "checkpoint-2") as snapshot:
         pass
     (tmp_path / SNAPSHOT_DIR / "checkpoint-1-0a1b").mkdir()
     remove_abandoned_snapshots(tmp_path)
-    assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
-    # As another process, which sees the lock.
+    assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [snapshot.name]
+    # Another process detects the lock.
     with monkeypatch.context() as patch:
         patch.setattr(store, "_locked_stores", {})
         remove_abandoned_snapshots(tmp_path)
-    assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
+    assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [snapshot.name]
     store._forget_locks_in_child()
     remove_abandoned_snapshots(tmp_path)
     assert not (tmp_path / SNAPSHOT_DIR).exists()
@@ -144,7 +144,7 @@ def test_an_interruption_ends_the_wait_and_reports_unfinished_pushes(
 
     class Interrupting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # As Ctrl-C, as soon as who sits there has been told of it.
+            # Ctrl-C after the message.
             if record.levelno == logging.WARNING:
                 _thread.interrupt_main()
 
@@ -184,7 +184,7 @@ CHECKPOINTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def filled(folder: Path, names: tuple[str, ...]) -> Path:
+def write_files(folder: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"content of {name}")
@@ -194,7 +194,7 @@ def filled(folder: Path, names: tuple[str, ...]) -> Path:
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_the_model_is_what_loads_it_and_the_checkpoint_is_everything(tmp_path: Path, kind: str) -> None:
     loads, resumes = CHECKPOINTS[kind]
-    checkpoint = filled(tmp_path / "checkpoint-4", (*loads, *resumes))
+    checkpoint = write_files(tmp_path / "checkpoint-4", (*loads, *resumes))
     copy_files(checkpoint, tmp_path / "model", RESUME_ONLY_FILES)
     copy_files(checkpoint, tmp_path / "whole")
     everything = files_below(checkpoint)
@@ -203,7 +203,7 @@ def test_the_model_is_what_loads_it_and_the_checkpoint_is_everything(tmp_path: P
 
 
 def test_a_large_file_of_a_checkpoint_is_linked_and_outlives_its_checkpoint(tmp_path: Path) -> None:
-    checkpoint = filled(tmp_path / "checkpoint-4", ("config.json",))
+    checkpoint = write_files(tmp_path / "checkpoint-4", ("config.json",))
     with (checkpoint / "model.safetensors").open("wb") as file:
         file.truncate(MAX_COPIED_BYTES + 1)
     copy_files(checkpoint, tmp_path / "model", RESUME_ONLY_FILES)
@@ -214,14 +214,14 @@ def test_a_large_file_of_a_checkpoint_is_linked_and_outlives_its_checkpoint(tmp_
 
 def test_checkpoints_of_a_lightning_trainer_are_no_part_of_the_model(tmp_path: Path) -> None:
     checkpoint = ("model.safetensors", "lightning_state.pt", "tokenizer/vocab.json")
-    run = filled(tmp_path / "run", ("notes.txt", *(f"epoch=0-step=2.ckpt/{name}" for name in checkpoint)))
-    filled(run / ".littrainer_from-lightning-step-2", ("optimizer.pt", "model.safetensors"))
+    run = write_files(tmp_path / "run", ("notes.txt", *(f"epoch=0-step=2.ckpt/{name}" for name in checkpoint)))
+    write_files(run / ".littrainer_from-lightning-step-2", ("optimizer.pt", "model.safetensors"))
     copy_files(run, tmp_path / "taken", EXCLUDED_FILES)
     assert list(files_below(tmp_path / "taken")) == ["notes.txt"]
 
 
 def test_a_large_file_outside_of_checkpoints_is_copied_since_it_may_be_modified(tmp_path: Path) -> None:
-    with (filled(tmp_path / "run", ("notes.txt",)) / "log.txt").open("wb") as file:
+    with (write_files(tmp_path / "run", ("notes.txt",)) / "log.txt").open("wb") as file:
         file.truncate(MAX_COPIED_BYTES + 1)
     copy_files(tmp_path / "run", tmp_path / "linked", link=os.symlink)
     assert (tmp_path / "linked" / "log.txt").samefile(tmp_path / "run" / "log.txt")

@@ -1,4 +1,4 @@
-"""What each strategy uploads and when: compared byte for byte with what lies on the disk."""
+"""The uploads of each strategy, compared byte for byte with the files on disk."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_files_of_an_earlier_checkpoint_are_removed_from_last_checkpoint(hub: Hu
 
 
 def test_training_does_not_wait_for_a_push_and_skips_saves_while_it_runs(hub: Hub, tmp_path: Path) -> None:
-    answer = threading.Event()
-    hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    trainer = pushing_trainer(tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(answer.set)]})
+    may_respond = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=may_respond))
+    trainer = pushing_trainer(tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(may_respond.set)]})
     trainer.train()
     assert hub.repository().messages() == SAVES[:1]
 
 
 def test_with_always_push_each_save_is_pushed_after_a_slow_push(hub: Hub, tmp_path: Path) -> None:
-    answer = threading.Event()
-    hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    trainer = pushing_trainer(tmp_path, save_total_limit=1, given={"callbacks": [AtEnd(answer.set)]})
+    may_respond = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=may_respond))
+    trainer = pushing_trainer(tmp_path, save_total_limit=1, given={"callbacks": [AtEnd(may_respond.set)]})
     trainer.train()
     assert hub.repository().messages() == SAVES
     sizes = {len(commit.files["model.safetensors"]) for commit in hub.repository().branches[MAIN][1:]}
@@ -74,21 +74,21 @@ def test_other_files_in_output_dir_are_pushed_except_incomplete_files_and_other_
     hub: Hub, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    wanted = ["notes.md", "logs/events.out"]
-    left_out = [
+    pushed_files = ["notes.md", "logs/events.out"]
+    excluded_files = [
         *("_private.txt", "checkpoint-1/model.safetensors", "run-0/checkpoint-5/optimizer.pt", "a.tmp", "b.lock"),
         *(".unfinished/checkpoint-9/optimizer.pt", ".results.json.unfinished-77", "last-checkpoint/optimizer.pt"),
         *(".littrainer_running_elsewhere", "x/.littrainer_running", ".git/config"),
     ]
-    for name in (*wanted, *left_out):
+    for name in (*pushed_files, *excluded_files):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(name)
     trainer = pushing_trainer(tmp_path, max_steps=2)
     trainer.train()
     trainer.push_to_hub()
     for commit in hub.repository().branches[MAIN][1:]:
-        assert {name: commit.files[name] for name in wanted} == {name: name.encode() for name in wanted}
-        assert [name for name in left_out if name in commit.files] == []
+        assert {name: commit.files[name] for name in pushed_files} == {name: name.encode() for name in pushed_files}
+        assert [name for name in excluded_files if name in commit.files] == []
         assert not [name for name in commit.files if "littrainer" in name]
 
 
@@ -96,23 +96,23 @@ def test_other_files_in_output_dir_are_pushed_except_incomplete_files_and_other_
 def test_an_unknown_card_keyword_is_refused_in_each_process_before_any_work(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    begun: list[bool] = []
+    events: list[bool] = []
 
     class Listener(TrainerCallback):
         def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            begun.append(True)
+            events.append(True)
 
     trainer = pushing_trainer(tmp_path, save_strategy="no", given={"callbacks": [Listener]})
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: is_first)
     with pytest.raises(TypeError, match="unexpected keyword argument 'licence'"):
         trainer.push_to_hub(licence="mit")
-    assert begun == [] and files_below(tmp_path / "run") == {}
+    assert events == [] and files_below(tmp_path / "run") == {}
 
 
 def test_push_to_hub_returns_the_commit_or_a_future_and_sends_the_files_of_that_moment(
     hub: Hub, tmp_path: Path
 ) -> None:
-    run, answer = tmp_path / "run", threading.Event()
+    run, may_respond = tmp_path / "run", threading.Event()
     trainer = pushing_trainer(tmp_path, push_to_hub=False, save_strategy="no")
     trainer.train()
     assert hub.repositories == {}
@@ -120,7 +120,7 @@ def test_push_to_hub_returns_the_commit_or_a_future_and_sends_the_files_of_that_
     repository = hub.repository()
     assert (commit.oid, repository.messages()) == (repository.branches[MAIN][-1].oid, ["by hand"])
     (run / "notes.txt").write_text("before")
-    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    hub.faults.append(Fault("POST .*/preupload/", until=may_respond))
     future = trainer.push_to_hub(commit_message="later", blocking=False)
     before = files_below(run)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_push_to_hub_returns_the_commit_or_a_future_and_sends_the_files_of_that_
     (run / "notes.txt").write_text("after")
     (run / "more.txt").write_text("after")
     assert files_below(run)["model.safetensors"] != before["model.safetensors"]
-    answer.set()
+    may_respond.set()
     assert future.result(LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
     assert repository.messages() == ["by hand", "later"]
     pushed = {name: content for name, content in repository.files().items() if name != ".gitattributes"}
@@ -148,11 +148,11 @@ def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> No
     )
 
     def space(trial: Any) -> dict[str, Any]:
-        # Two trials that draw the same would leave nothing to commit.
+        # Equal trials would leave nothing to commit.
         return {"learning_rate": 0.01 * (1 + trial.number), "seed": trial.suggest_int("seed", 1, 9)}
 
     trainer.hyperparameter_search(space, n_trials=2, backend="optuna")
-    # Their checkpoints have the same names, so that those of the last trial stay.
+    # Checkpoints of the last trial replace equal names.
     assert hub.repository().messages() == CHECKPOINT_STRATEGIES[:2] * 2
     files = hub.repository().files()
     assert below("checkpoint-2/", files) == files_below(tmp_path / "run" / "run-1" / "checkpoint-2")
@@ -170,8 +170,8 @@ def weights(trainer: Trainer) -> dict[str, list[float]]:
 def test_a_download_of_the_repository_is_an_output_folder_to_resume_in(hub: Hub, tmp_path: Path) -> None:
     from huggingface_hub import snapshot_download
 
-    whole = pushing_trainer(tmp_path / "whole", push_to_hub=False)
-    whole.train()
+    uninterrupted = pushing_trainer(tmp_path / "whole", push_to_hub=False)
+    uninterrupted.train()
 
     class Stopped(Exception):
         pass
@@ -190,5 +190,5 @@ def test_a_download_of_the_repository_is_an_output_folder_to_resume_in(hub: Hub,
     second = pushing_trainer(tmp_path / "second", hub_strategy="checkpoint")
     second.train(resume_from_checkpoint="last-checkpoint")
     assert second.state.global_step == 6
-    assert weights(second) == weights(whole)
+    assert weights(second) == weights(uninterrupted)
     assert hub.repository().messages()[-1] == "Training in progress, step 6, checkpoint"

@@ -1,4 +1,4 @@
-"""Of two processes that train together the first one pushes, and nothing is sent twice."""
+"""In a distributed training the first process pushes, and nothing is sent twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_first_process_alone_pushes_what_both_have_written(
     first, second = (pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(2))
     assert first["step"] == second["step"] == 6
     assert (first["id"], second["id"]) == ("someone/run", None)
-    # What `save_model` has pushed already is no commit of its own.
+    # `save_model` has pushed the model already.
     assert first["commits"] == ["Model save", "by hand"] and second["commits"] == [None, None]
     assert hub.repository().messages()[: len(CHECKPOINT_STRATEGIES)] == CHECKPOINT_STRATEGIES
     assert len(hub.requested("POST /api/repos/create")) == 1

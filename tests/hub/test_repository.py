@@ -1,4 +1,4 @@
-"""The repository is made when a Trainer is, with the name, privacy and branch that the arguments ask for."""
+"""A Trainer creates the repository with the name, privacy and branch of its arguments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_hub_model_id_names_the_repository_with_or_without_its_owner(hub: Hub, t
     assert hub.repository("other").messages() == SAVES
 
 
-@pytest.mark.parametrize(("private", "asked"), [(None, None), (True, "private"), (False, "public")])
+@pytest.mark.parametrize(("private", "visibility"), [(None, None), (True, "private"), (False, "public")])
 def test_privacy_is_requested_only_if_it_is_set(
-    hub: Hub, tmp_path: Path, private: bool | None, asked: str | None
+    hub: Hub, tmp_path: Path, private: bool | None, visibility: str | None
 ) -> None:
     pushing_trainer(tmp_path, hub_private_repo=private)
-    assert hub.repository().asked_visibility == asked
+    assert hub.repository().requested_visibility == visibility
 
 
 def test_pushes_create_and_update_the_branch_of_hub_revision(hub: Hub, tmp_path: Path) -> None:

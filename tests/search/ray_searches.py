@@ -1,5 +1,5 @@
-"""Searches on Ray Tune by an unchanged script: `littrainer run ray_searches.py FOLDER TEMPORARY` carries them out in
-FOLDER, where it leaves `outcomes.json`; Ray keeps its own files in TEMPORARY."""
+"""Searches on Ray Tune by an unchanged script: `littrainer run ray_searches.py FOLDER TEMPORARY` runs them and writes
+FOLDER/outcomes.json; Ray's files are in TEMPORARY."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.scenarios.models import VectorClassifier
 
 BETTER_RATE, WORSE_RATE, FAILING_RATE, NEW_RATE, NEW_DECAY = 1e-4, 0.05, 0.02, 0.03, 0.1
 MEGABYTE = 2**20
-TRIES_TO_START_RAY = 3
+MAX_RAY_STARTS = 3
 
 
-class NotesRates(TrainerCallback):
-    """Notes in a file what each optimizer step of each trial had."""
+class RateRecorder(TrainerCallback):
+    """A callback that writes the events of each trial to a file."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         note(args, state, "begins")
@@ -37,7 +37,7 @@ class NotesRates(TrainerCallback):
 
 
 class RunsOutOfMemory(Trainer):
-    """Fails in one of the trials."""
+    """A Trainer that fails in a trial."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self.args.learning_rate == FAILING_RATE:
@@ -46,7 +46,7 @@ class RunsOutOfMemory(Trainer):
 
 
 class Misspells(TrainerCallback):
-    """Has a mistake that one of the trials comes to."""
+    """A callback with a mistake that occurs in a trial."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.learning_rate == FAILING_RATE:
@@ -55,18 +55,18 @@ class Misspells(TrainerCallback):
 
 def note(args: Any, state: Any, event: str, **values: Any) -> None:
     """Add a line to `events.jsonl` in the folder of the search."""
-    line = {"event": event, "step": state.global_step, "asked_for": args.learning_rate, "pid": os.getpid(), **values}
+    line = {"event": event, "step": state.global_step, "drawn_rate": args.learning_rate, "pid": os.getpid(), **values}
     with (Path(args.output_dir) / "events.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def new_model() -> VectorClassifier:
-    """A model whose first weights depend on the seed."""
+    """Return a model whose first weights depend on the seed."""
     return VectorClassifier()
 
 
 def model_of_size(trial: Any) -> VectorClassifier:
-    """A model whose size is drawn, made where names of transformers are ours."""
+    """Return a model of a drawn size; transformers' names must be redirected."""
     import transformers
 
     assert transformers.Trainer.__module__.startswith("littrainer"), transformers.Trainer.__module__
@@ -74,7 +74,7 @@ def model_of_size(trial: Any) -> VectorClassifier:
 
 
 def trainer_for(folder: str, model_init: Any = new_model, callbacks: Any = (), **changes: Any) -> Any:
-    """A Trainer over eight training vectors, two optimizer steps an epoch."""
+    """Return a Trainer with eight training vectors, two optimizer steps per epoch."""
     arguments = {
         "per_device_train_batch_size": 4,
         "logging_strategy": "no",
@@ -93,10 +93,10 @@ def trainer_for(folder: str, model_init: Any = new_model, callbacks: Any = (), *
 
 
 def stopped_and_failing() -> dict[str, Any]:
-    """ASHA over three trials, one after the other in one process: one is complete, one stopped, one fails."""
-    # Relative to where the search is started, as scripts have it.
+    """Run ASHA over three trials in sequence: the first is complete, the second is stopped, the third fails."""
+    # Relative to the folder in which the search is started.
     trainer = trainer_for(
-        "stopped", callbacks=[NotesRates()], max_steps=4, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+        "stopped", callbacks=[RateRecorder()], max_steps=4, eval_strategy="steps", eval_steps=1, save_strategy="steps",
         save_steps=1,
     )  # fmt: skip
     before = trainer.args.to_dict()
@@ -112,14 +112,14 @@ def stopped_and_failing() -> dict[str, Any]:
     return {
         "best": best[:3],
         "trials_in_analysis": len(best.run_summary.trials),
-        "arguments_kept": trainer.args.to_dict() == before,
+        "arguments_restored": trainer.args.to_dict() == before,
         "backend_after": trainer.hp_search_backend,
     }
 
 
 def population() -> dict[str, Any]:
-    """Population based training of two trials: at the second of three epochs the worse one takes the better's place."""
-    trainer = trainer_for("population", callbacks=[NotesRates()], num_train_epochs=3, eval_strategy="epoch")
+    """Run population based training: at the second of three epochs the worse trial continues from the better."""
+    trainer = trainer_for("population", callbacks=[RateRecorder()], num_train_epochs=3, eval_strategy="epoch")
     scheduler = tune.schedulers.PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=2,
@@ -138,7 +138,7 @@ def population() -> dict[str, Any]:
 
 
 def ended_by_a_mistake() -> dict[str, Any]:
-    """The first trial is evaluated at its end only, its model is made from it; the second comes to a mistake."""
+    """Run a trial that is evaluated at its end only and determines its model, and a trial with a mistake."""
     trainer = trainer_for(
         "mistaken", model_of_size, callbacks=[Misspells()], max_steps=1, save_strategy="steps", save_steps=1
     )
@@ -163,8 +163,8 @@ SEARCHES = (stopped_and_failing, population, ended_by_a_mistake)
 
 
 def start_ray(temporary: str) -> None:
-    """Start Ray; on a busy machine its processes may not be there in the time that it gives them, so more than once."""
-    for tries_left in reversed(range(TRIES_TO_START_RAY)):
+    """Start Ray, repeatedly, since its processes may be too slow on a busy machine."""
+    for remaining_tries in reversed(range(MAX_RAY_STARTS)):
         try:
             ray.init(
                 num_cpus=2,
@@ -176,19 +176,19 @@ def start_ray(temporary: str) -> None:
             return
         except Exception:
             ray.shutdown()
-            if not tries_left:
+            if not remaining_tries:
                 raise
 
 
 def main(folder: str, temporary: str) -> None:
-    """Carry out all searches; each leaves what it found, or its error."""
+    """Run all searches, and write the result or error of each."""
     os.chdir(folder)
     outcomes: dict[str, Any] = {}
     try:
         start_ray(temporary)
     except Exception as error:
-        not_started = {"failed": f"Ray does not start: {type(error).__name__}: {error}"}
-        Path("outcomes.json").write_text(json.dumps({search.__name__: not_started for search in SEARCHES}))
+        failure = {"failed": f"Ray does not start: {type(error).__name__}: {error}"}
+        Path("outcomes.json").write_text(json.dumps({search.__name__: failure for search in SEARCHES}))
         return
     for search in SEARCHES:
         try:

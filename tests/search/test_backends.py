@@ -1,4 +1,4 @@
-"""Which library carries a search out."""
+"""The libraries that run a search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.search.trainers import rate_space, searched_trainer
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the backends that count as installed; a test fills the set."""
+    """Return the names of the backends that count as installed, for tests to change."""
     names: set[str] = set()
     for backend in (OptunaBackend, RayTuneBackend, WandbBackend):
         monkeypatch.setattr(backend, "is_available", staticmethod(lambda name=backend.name: name in names))
@@ -33,8 +33,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_the_first_installed_backend_is_the_default_and_without_any_the_error_lists_commands(
     installed: set[str],
 ) -> None:
-    told = r"none is installed: `pip install optuna` for optuna; `pip install 'ray\[tune\]'` for ray; .*wandb"
-    with pytest.raises(RuntimeError, match=told):
+    message = r"none is installed: `pip install optuna` for optuna; `pip install 'ray\[tune\]'` for ray; .*wandb"
+    with pytest.raises(RuntimeError, match=message):
         find_backend(None)
     with pytest.raises(RuntimeError, match=r"backend='ray' is not installed: run `pip install 'ray\[tune\]'`"):
         find_backend("ray")
@@ -43,7 +43,7 @@ def test_the_first_installed_backend_is_the_default_and_without_any_the_error_li
         assert default_hp_search_backend() == name
 
 
-def test_a_backend_is_found_by_name_or_member_and_an_unknown_name_suggests_the_nearest() -> None:
+def test_backends_have_a_name_and_a_member_and_an_unknown_name_suggests_the_nearest() -> None:
     assert [type(find_backend(name)[1]) for name in ("optuna", HPSearchBackend.OPTUNA)] == [OptunaBackend] * 2
     with pytest.raises(ValueError, match=r"backend='optune' is not known \(did you mean 'optuna'\?\)"):
         find_backend("optune")
@@ -52,7 +52,7 @@ def test_a_backend_is_found_by_name_or_member_and_an_unknown_name_suggests_the_n
 
 
 class Twice(HyperParamSearchBackendBase):
-    """Trains with two learning rates and returns the first."""
+    """A backend that trains with two learning rates and returns the first."""
 
     name = "twice"
 
@@ -61,7 +61,6 @@ class Twice(HyperParamSearchBackendBase):
         return True
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun:
-        self.given = n_trials, direction, kwargs
         for rate in (0.01, 0.02):
             trainer.train(trial={"learning_rate": rate})
             self.rates.append((trainer.args.learning_rate, trainer.objective))

@@ -1,4 +1,4 @@
-"""What callbacks do in the trials of a search: prune from within, save for themselves, end a trial early."""
+"""Callbacks in the trials of a search: pruning, checkpoints, early ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PrunesFromTheTrainer(TrainerCallback):
 
 
 class PrunesFromLightning(pl.Callback):
-    """As optuna-integration's callback for Lightning does it."""
+    """A callback like optuna-integration's for Lightning."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
@@ -31,8 +31,8 @@ class PrunesFromLightning(pl.Callback):
             raise optuna.TrialPruned("too slow")
 
 
-def study_of(trainer: Any, *rates: float) -> Any:
-    """The study after one trial with each learning rate."""
+def search_rates(trainer: Any, *rates: float) -> Any:
+    """Return the study after a trial with each learning rate."""
     study = optuna.create_study(study_name="search", storage=(storage := optuna.storages.InMemoryStorage()))
     for rate in rates:
         study.enqueue_trial({"learning_rate": rate})
@@ -44,7 +44,7 @@ def study_of(trainer: Any, *rates: float) -> Any:
 
 @pytest.mark.parametrize("kind", [PrunesFromTheTrainer, PrunesFromLightning])
 def test_a_callback_may_prune_a_trial(tmp_path: Path, kind: type, capsys: pytest.CaptureFixture[str]) -> None:
-    study = study_of(searched_trainer(tmp_path, given={"callbacks": [kind()]}, **EVALUATED), 0.02, 0.001, 0.03)
+    study = search_rates(searched_trainer(tmp_path, given={"callbacks": [kind()]}, **EVALUATED), 0.02, 0.001, 0.03)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
     assert "Traceback" not in capsys.readouterr().err
 
@@ -52,14 +52,14 @@ def test_a_callback_may_prune_a_trial(tmp_path: Path, kind: type, capsys: pytest
 def test_a_lightning_model_checkpoint_saves_the_best_of_each_trial(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval_loss", save_top_k=1, filename="best")
     trainer = searched_trainer(tmp_path, given={"callbacks": [saving]}, **EVALUATED)
-    kept: list[str] = []
+    paths: list[str] = []
 
-    class Notes(TrainerCallback):
+    class PathRecorder(TrainerCallback):
         def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-            kept.append(saving.best_model_path)
+            paths.append(saving.best_model_path)
 
-    trainer.add_callback(Notes())
-    study_of(trainer, 0.02, 0.001)
-    assert len(set(kept)) == 2
-    assert all(Path(path).exists() for path in kept)
+    trainer.add_callback(PathRecorder())
+    search_rates(trainer, 0.02, 0.001)
+    assert len(set(paths)) == 2
+    assert all(Path(path).exists() for path in paths)
     assert saving.best_model_path == ""

@@ -1,4 +1,4 @@
-"""Searches with Optuna: keywords, failures, pruning, several objectives, and what is recorded."""
+"""Searches with Optuna: keywords, failures, pruning, several objectives, and records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.search.trainers import rate_space, searched_trainer
 
 
 class DrawsInTurn(optuna.samplers.BaseSampler):
-    """Draws these learning rates, one after the other."""
+    """A sampler that draws these learning rates in order."""
 
     def __init__(self, *rates: float):
         self.rates = list(rates)
@@ -33,8 +33,8 @@ class DrawsInTurn(optuna.samplers.BaseSampler):
         return self.rates.pop(0)
 
 
-class FailsAboveATenth(Trainer):
-    """Fails where the learning rate is above 0.05, with the error of its class attribute."""
+class FailsAtHighRate(Trainer):
+    """A Trainer that raises `error` if the learning rate is above 0.05."""
 
     error: Exception = ValueError("the rate is too high")
 
@@ -45,7 +45,7 @@ class FailsAboveATenth(Trainer):
 
 
 def failing_with(error: Exception) -> type[Trainer]:
-    return type("FailsOtherwise", (FailsAboveATenth,), {"error": error})
+    return type("FailsOtherwise", (FailsAtHighRate,), {"error": error})
 
 
 def searched(trainer: Any, *rates: float, **keywords: Any) -> Any:
@@ -65,16 +65,16 @@ def test_an_unknown_keyword_suggests_the_nearest_keyword(tmp_path: Path) -> None
 
 
 def test_callbacks_are_called_after_each_trial_and_can_end_the_search(tmp_path: Path) -> None:
-    heard: list[tuple[int, float]] = []
+    trials: list[tuple[int, float]] = []
 
     def stop_after_two(study: Any, trial: Any) -> None:
-        heard.append((trial.number, trial.value))
-        if len(heard) == 2:
+        trials.append((trial.number, trial.value))
+        if len(trials) == 2:
             study.stop()
 
     best = searched(searched_trainer(tmp_path), 0.02, 0.01, 0.03, n_trials=None, callbacks=[stop_after_two])
-    assert [number for number, _ in heard] == [0, 1]
-    assert best.objective == min(value for _, value in heard)
+    assert [number for number, _ in trials] == [0, 1]
+    assert best.objective == min(value for _, value in trials)
     with pytest.raises(RuntimeError, match="ended before any trial: give it more time"):
         searched(searched_trainer(tmp_path), 0.01, timeout=0)
 
@@ -84,29 +84,29 @@ def test_callbacks_are_called_after_each_trial_and_can_end_the_search(tmp_path: 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
 def test_the_next_call_resumes_an_interrupted_or_killed_search(tmp_path: Path, ending: type[BaseException]) -> None:
-    """SystemExit leaves a trial as a kill does, since Optuna does not catch it."""
-    pressed: list[int] = []
+    # Optuna does not catch SystemExit, so that the trial remains running as after a kill.
+    interrupted_at: list[int] = []
 
-    class PressesOnce(TrainerCallback):
+    class InterruptsOnce(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.trial_params == {"learning_rate": 0.02} and not pressed:
-                pressed.append(state.global_step)
+            if state.trial_params == {"learning_rate": 0.02} and not interrupted_at:
+                interrupted_at.append(state.global_step)
                 raise ending
 
-    trainer = searched_trainer(tmp_path, given={"callbacks": [PressesOnce()]})
+    trainer = searched_trainer(tmp_path, given={"callbacks": [InterruptsOnce()]})
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "studies")))
-    kept = {"n_trials": 3, "storage": storage, "study_name": "s", "load_if_exists": True}
+    keywords = {"n_trials": 3, "storage": storage, "study_name": "s", "load_if_exists": True}
     with pytest.raises(ending):
-        searched(trainer, 0.01, 0.02, **kept)
+        searched(trainer, 0.01, 0.02, **keywords)
     if ending is KeyboardInterrupt:
         assert [trial.error for trial in load_search_record(tmp_path).trials] == [None, "it was interrupted"]
-    searched(trainer, 0.03, **kept)
+    searched(trainer, 0.03, **keywords)
     trials = load_search_record(tmp_path).trials
     assert [trial.state for trial in trials] == ["complete", "failed", "complete", "complete"]
     assert [trial.parameters["learning_rate"] for trial in trials] == [0.01, 0.02, 0.02, 0.03]
     assert trials[1].error == "it was interrupted"
-    # A search that came to its end is not gone on with.
-    searched(trainer, 0.04, 0.05, 0.06, **kept)
+    # A finished search is not resumed.
+    searched(trainer, 0.04, 0.05, 0.06, **keywords)
     assert len(optuna.load_study(study_name="s", storage=storage).trials) == 7
 
 
@@ -191,8 +191,8 @@ def test_distributions_are_described_with_their_ends_scale_and_step() -> None:
     trial.suggest_float("decay", 0.0, 0.5, step=0.1)
     trial.suggest_int("epochs", 1, 9, step=2)
     trial.suggest_categorical("optim", ["sgd", None, 3])
-    found = {name: describe_distribution(drawn) for name, drawn in trial.distributions.items()}
-    assert found == {
+    descriptions = {name: describe_distribution(drawn) for name, drawn in trial.distributions.items()}
+    assert descriptions == {
         "rate": {"kind": "float", "low": 1e-5, "high": 1e-1, "log": True, "step": None},
         "decay": {"kind": "float", "low": 0.0, "high": 0.5, "log": False, "step": 0.1},
         "epochs": {"kind": "int", "low": 1, "high": 9, "log": False, "step": 2},

@@ -1,4 +1,4 @@
-"""From a trial's parameters to arguments: names, types, rules, and what is refused."""
+"""The parameters of a trial as arguments: names, types, rules and refusals."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.search.trainers import searched_trainer
 
 
 @dataclass
-class OwnArguments(TrainingArguments):
-    """Arguments of a script, with fields and an attribute of its own."""
+class ScriptArguments(TrainingArguments):
+    """Arguments of a script with further fields and an attribute."""
 
     temperature: float = 1
     prompt: str | None = None
@@ -28,17 +28,17 @@ class OwnArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.times_made = getattr(self, "times_made", 0) + 1
+        self.constructions = getattr(self, "constructions", 0) + 1
         self.scale = 1.0
 
 
 @pytest.fixture
 def args(tmp_path: Path) -> Any:
-    return quiet_arguments(tmp_path, OwnArguments, max_steps=2)
+    return quiet_arguments(tmp_path, ScriptArguments, max_steps=2)
 
 
-# What a trial gives, what an argument is then, its type included.
-CONVERTED: list[tuple[str, Any, Any]] = [
+# Argument, value of a trial, and resulting value of the same type.
+CONVERSIONS: list[tuple[str, Any, Any]] = [
     ("weight_decay", 0.1, 0.1),
     ("learning_rate", "1e-3", 1e-3),
     ("learning_rate", torch.tensor(0.5), 0.5),
@@ -54,12 +54,12 @@ CONVERTED: list[tuple[str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "expected"), CONVERTED)
-def test_a_value_becomes_what_it_was_before(args: Any, name: str, given: Any, expected: Any) -> None:
-    set_parameters(args, {name: given})
-    found = getattr(args, name)
-    assert found == expected and type(found) is type(expected)
-    # A fraction stays one if the script wrote a whole number.
+@pytest.mark.parametrize(("name", "drawn", "expected"), CONVERSIONS)
+def test_a_value_is_converted_to_the_type_of_its_argument(args: Any, name: str, drawn: Any, expected: Any) -> None:
+    set_parameters(args, {name: drawn})
+    value = getattr(args, name)
+    assert value == expected and type(value) is type(expected)
+    # A fraction is not rounded if the script wrote a whole number.
     args.weight_decay = 0
     assert convert_parameter(args, "weight_decay", 0.1) == 0.1
 
@@ -78,19 +78,17 @@ def test_a_value_of_another_type_names_the_argument_and_its_type(args: Any, give
         set_parameters(args, given)
 
 
-def test_names_that_are_no_arguments_are_passed_over_with_a_warning(
-    args: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_names_are_skipped_with_a_warning(args: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert set_parameters(args, {"hidden": 16, "seed": 3}) == {"seed"}
     assert not hasattr(args, "hidden") and "A trial sets hidden" in caplog.text
     for rate in (0.1, 0.2):
         set_parameters(args, {"learning_rat": rate})
-    assert caplog.text.count("A trial sets learning_rat, which OwnArguments does not have, did you mean") == 1
+    assert caplog.text.count("A trial sets learning_rat, which ScriptArguments does not have, did you mean") == 1
 
 
 def test_fields_and_attributes_of_a_scripts_arguments_are_set_without_running_its_constructor(args: Any) -> None:
     set_parameters(args, {"layers": 4, "scale": 0.5})
-    assert (args.layers, args.scale, args.times_made) == (4, 0.5, 1)
+    assert (args.layers, args.scale, args.constructions) == (4, 0.5, 1)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +99,14 @@ def test_fields_and_attributes_of_a_scripts_arguments_are_set_without_running_it
         ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "load_best_model_at_end"),
     ],
 )
-def test_values_keep_the_rules_of_the_constructor_and_all_or_none_are_set(args: Any, given: Any, message: str) -> None:
+def test_the_constructors_rules_are_checked_and_all_or_no_values_are_set(args: Any, given: Any, message: str) -> None:
     before = dict(vars(args))
     with pytest.raises(ValueError, match=message):
         set_parameters(args, given)
     assert vars(args) == before
 
 
-def test_what_follows_from_values_is_filled_in(args: Any) -> None:
+def test_dependent_arguments_are_updated(args: Any) -> None:
     set_parameters(args, {"eval_strategy": "steps", "logging_steps": 7, "metric_for_best_model": "accuracy"})
     assert (args.eval_steps, args.greater_is_better, args.do_eval) == (7, True, True)
     set_parameters(args, {"metric_for_best_model": "loss"})
@@ -116,7 +114,7 @@ def test_what_follows_from_values_is_filled_in(args: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
-def test_earlier_names_count_as_what_they_mean_today_and_a_warmup_does_not_come_back(tmp_path: Path) -> None:
+def test_earlier_names_set_the_present_arguments_and_a_warmup_is_not_applied_twice(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, warmup_ratio=0.5)
     for given, steps in (({"warmup_steps": 3}, 3), ({"warmup_ratio": 0.2}, 2), ({"learning_rate": 0.1}, 2)):
         set_parameters(args, given)
@@ -134,7 +132,7 @@ def test_earlier_names_count_as_what_they_mean_today_and_a_warmup_does_not_come_
         (lambda trial: {"seed": trial.suggest_int("seed", 5, 1)}, "hp_space failed: ValueError"),
     ],
 )
-def test_a_space_that_is_wrong_ends_the_search_with_the_reason(tmp_path: Path, space: Any, message: str) -> None:
+def test_a_wrong_space_ends_the_search_with_the_reason(tmp_path: Path, space: Any, message: str) -> None:
     trainer = searched_trainer(tmp_path)
     trials: list[Any] = []
     with pytest.raises(SearchMistake, match=message):

@@ -1,4 +1,4 @@
-"""Searches on Ray Tune itself, carried out once by `ray_searches.py` for all tests of this file."""
+"""Searches on Ray Tune, which `ray_searches.py` runs once for all tests of this file."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MAX_RUN_S = 900
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which all searches have been carried out."""
-    return carried_out_once(tmp_path_factory, "ray_searches", carry_out)
+    """Return the folder of all searches."""
+    return carried_out_once(tmp_path_factory, "ray_searches", run_searches)
 
 
-def carry_out(folder: Path) -> None:
-    """Start the script, and see that nothing of it is left."""
-    # Paths of Ray's sockets have to be short.
+def run_searches(folder: Path) -> None:
+    """Run the script, and kill its processes after a timeout."""
+    # Paths of Ray's sockets must be short.
     temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     command = [sys.executable, "-m", "littrainer", "run", str(ROOT / "tests/search/ray_searches.py"), str(folder)]
     environment = {**environment_of_runs(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
@@ -47,18 +47,18 @@ def carry_out(folder: Path) -> None:
         try:
             process.wait(MAX_RUN_S)
         except subprocess.TimeoutExpired:
-            # Ray's processes end with the one that started them.
+            # Ray's processes end with this process.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def outcome(searched: Path, name: str) -> Any:
-    """What a search of the script returned."""
+    """Return the result of a search."""
     file = searched / "outcomes.json"
-    found = json.loads(file.read_text()).get(name) if file.exists() else None
-    assert found is not None and "failed" not in found, f"{found}\n{(searched / 'log').read_text()[-5000:]}"
-    return found
+    result = json.loads(file.read_text()).get(name) if file.exists() else None
+    assert result is not None and "failed" not in result, f"{result}\n{(searched / 'log').read_text()[-5000:]}"
+    return result
 
 
 def record(searched: Path, name: str) -> StoredSearch:
@@ -66,25 +66,25 @@ def record(searched: Path, name: str) -> StoredSearch:
 
 
 def events(searched: Path, name: str, rate: float) -> list[dict[str, Any]]:
-    """What the trials noted that were asked for a learning rate."""
+    """Return the events of trials with a learning rate."""
     lines = (searched / name / "events.jsonl").read_text().splitlines()
-    return [event for line in lines if (event := json.loads(line))["asked_for"] == rate]
+    return [event for line in lines if (event := json.loads(line))["drawn_rate"] == rate]
 
 
 def objective_of_training(folder: Path, **changes: Any) -> float:
-    """The evaluation loss that a training of the same kind ends with here."""
+    """Return the final evaluation loss of the same training in this process."""
     trainer = trainer_for(str(folder), **changes)
     trainer.train()
     return trainer.evaluate()["eval_loss"]
 
 
 def test_the_best_trial_is_as_good_as_the_same_training_outside_of_a_search(searched: Path, tmp_path: Path) -> None:
-    found = outcome(searched, "stopped_and_failing")
-    run_id, objective, hyperparameters = found["best"]
+    result = outcome(searched, "stopped_and_failing")
+    run_id, objective, hyperparameters = result["best"]
     assert hyperparameters == {"learning_rate": BETTER_RATE}
     assert objective == objective_of_training(tmp_path, learning_rate=BETTER_RATE, max_steps=4)
     assert run_id == record(searched, "stopped").trials[0].id
-    assert found["arguments_kept"] and found["backend_after"] is None and found["trials_in_analysis"] == 3
+    assert result["arguments_restored"] and result["backend_after"] is None and result["trials_in_analysis"] == 3
 
 
 def test_asha_stops_a_trial_at_its_first_evaluation_and_a_failure_does_not_end_the_search(searched: Path) -> None:
@@ -97,7 +97,7 @@ def test_asha_stops_a_trial_at_its_first_evaluation_and_a_failure_does_not_end_t
     assert steps_and_ends == [("begins", 0), ("steps", 1), ("ends", 1)]
     last = events(searched, "stopped", BETTER_RATE)[-1]
     assert (last["event"], last["step"]) == ("ends", 4)
-    # The script gave a relative output_dir, which counts from where it was started.
+    # The relative output_dir of the script is in the folder in which it was started.
     for trial, steps in ((complete, (1, 2, 3, 4)), (stopped, (1,))):
         folder = Path(str(trial.folder))
         assert folder == searched / "stopped" / f"run-{trial.id}"
@@ -106,18 +106,18 @@ def test_asha_stops_a_trial_at_its_first_evaluation_and_a_failure_does_not_end_t
 
 def test_a_paused_trial_resumes_exactly(searched: Path, tmp_path: Path) -> None:
     paused, other = outcome(searched, "population")["objectives"]
-    kept = events(searched, "population", BETTER_RATE)
-    assert [event["step"] for event in kept if event["event"] == "begins"] == [0, 4]
-    assert len({event["pid"] for event in kept}) == 2
+    trial_events = events(searched, "population", BETTER_RATE)
+    assert [event["step"] for event in trial_events if event["event"] == "begins"] == [0, 4]
+    assert len({event["pid"] for event in trial_events}) == 2
     assert paused == objective_of_training(tmp_path, learning_rate=BETTER_RATE, num_train_epochs=3)
     assert outcome(searched, "population")["best"][1] == min(paused, other)
 
 
-def test_a_trial_in_anothers_place_trains_with_the_new_hyperparameters(searched: Path, tmp_path: Path) -> None:
+def test_a_trial_that_continues_from_another_has_the_new_hyperparameters(searched: Path, tmp_path: Path) -> None:
     outcome(searched, "population")
     changed = [event for event in events(searched, "population", NEW_RATE) if event["event"] == "steps"]
     assert [(event["step"], event["decay"]) for event in changed] == [(5, NEW_DECAY), (6, NEW_DECAY)]
-    # The schedule falls to zero over six steps, and goes on from its place.
+    # The schedule decreases to zero over six steps, and continues at its step.
     assert [event["rate"] for event in changed] == pytest.approx([NEW_RATE / 6, 0.0])
     worse = next(
         trial for trial in record(searched, "population").trials if trial.parameters["learning_rate"] == NEW_RATE
@@ -130,31 +130,31 @@ def test_a_trial_without_evaluations_is_evaluated_at_its_end_and_an_error_of_the
 ) -> None:
     ended = outcome(searched, "ended_by_a_mistake")
     assert "no_such_switch" in ended["error"] and ended["backend_after"] is None
-    found = record(searched, "mistaken")
-    assert found.directions == ["maximize"] and [trial.state for trial in found.trials] == [COMPLETE, FAILED]
-    first = found.trials[0]
+    search = record(searched, "mistaken")
+    assert search.directions == ["maximize"] and [trial.state for trial in search.trials] == [COMPLETE, FAILED]
+    first = search.trials[0]
     assert first.parameters == {"hidden": 5, "learning_rate": BETTER_RATE}
     assert [(step, value < 0) for step, value in first.intermediate] == [(1, True)]
-    # As hp_name calls it.
+    # The result of hp_name.
     assert first.folder == str(searched / "mistaken" / f"rate-{BETTER_RATE}")
     assert Path(first.folder, "checkpoint-1").is_dir()
 
 
-# ---- What is refused before Ray is started ---------------------------------------------------------------------------
+# ---- Refusals before Ray is started ----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_refused_before_ray_is_started(tmp_path: Path) -> None:
+def test_invalid_input_is_refused_before_ray_is_started(tmp_path: Path) -> None:
     from ray.tune.schedulers import ASHAScheduler
 
     with pytest.raises(SearchMistake, match='backend="ray" runs each trial in one process'):
         run_hp_search_ray(SimpleNamespace(args=SimpleNamespace(world_size=2)), 1, "minimize")  # type: ignore[arg-type]
     trainer = searched_trainer(tmp_path)
-    for given, error, message in (
+    for keywords, error, message in (
         ({"scheduler": ASHAScheduler()}, RuntimeError, "needs evaluations while trials train"),
         ({"resources_per_trial": {"gpu": 2}}, ValueError, "gives 2 GPUs to each trial"),
     ):
         with pytest.raises(error, match=message):
-            trainer.hyperparameter_search(lambda trial: {"learning_rate": 1e-3}, backend="ray", **given)
+            trainer.hyperparameter_search(lambda trial: {"learning_rate": 1e-3}, backend="ray", **keywords)
 
 
 def _number(kind: str, low: float, high: float, log: bool = False, step: float | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`hyperparameter_search`: what it is given is checked before anything is trained."""
+"""`hyperparameter_search` and the checks of its input before any training."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_bad_input_is_named_before_anything_is_trained(
 
 
 @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
-def test_data_that_is_missing_is_named_at_once(tmp_path: Path, name: str) -> None:
+def test_missing_data_is_named_at_once(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         search(searched_trainer(tmp_path, given={name: None}))
 
 
-def test_a_subclass_that_evaluates_by_itself_needs_no_eval_dataset(tmp_path: Path) -> None:
-    class Own(Trainer):
+def test_a_subclass_that_overrides_evaluate_needs_no_eval_dataset(tmp_path: Path) -> None:
+    class EvaluatingTrainer(Trainer):
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             return {"eval_loss": 0.5}
 
-    assert search(searched_trainer(tmp_path, kind=Own, given={"eval_dataset": None})).objective == 0.5
+    assert search(searched_trainer(tmp_path, kind=EvaluatingTrainer, given={"eval_dataset": None})).objective == 0.5
 
 
 def test_a_search_in_a_search_and_in_a_training_is_refused(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_search_in_a_search_and_in_a_training_is_refused(tmp_path: Path) -> No
 
 
 def quiet_search(trainer: Any, space: Any, n_trials: int = 3, **keywords: Any) -> Any:
-    """A search whose trials are the same each time."""
+    """Run a search with reproducible trials."""
     sampler = optuna.samplers.RandomSampler(seed=1)
     return trainer.hyperparameter_search(space, n_trials=n_trials, backend="optuna", sampler=sampler, **keywords)
 
@@ -123,7 +123,7 @@ def test_training_afterwards_repeats_the_best_trial_exactly(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
-def test_an_earlier_name_that_a_script_sets_by_hand_counts_as_in_the_trial(tmp_path: Path) -> None:
+def test_an_earlier_name_set_by_the_script_has_the_same_effect_as_in_the_trial(tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
         return {name: trial.suggest_float(name, 0.4, 0.5) for name in ("warmup_ratio", "learning_rate")}
 
@@ -141,7 +141,7 @@ def test_an_earlier_name_that_a_script_sets_by_hand_counts_as_in_the_trial(tmp_p
     assert trainer.args.warmup_steps == 3
 
 
-def test_a_model_init_that_takes_the_trial_gets_the_best_trial_after_apply_best(tmp_path: Path) -> None:
+def test_a_model_init_with_a_trial_receives_the_best_trial_after_apply_best(tmp_path: Path) -> None:
     def new(trial: Any) -> VectorClassifier:
         return VectorClassifier(8 if trial is None else trial.suggest_int("hidden", 3, 7))
 
@@ -156,13 +156,13 @@ def test_a_model_init_that_takes_the_trial_gets_the_best_trial_after_apply_best(
     assert set(further.hyperparameters) == {"learning_rate", "hidden"}
 
 
-def test_what_ray_or_a_sweep_has_drawn_is_set_by_its_names(tmp_path: Path) -> None:
+def test_values_drawn_by_ray_or_a_sweep_are_set_by_name(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
     trainer.apply_best(BestRun("a1b2", 0.5, {"learning_rate": 0.05, "seed": 3.7, "wandb": {}}))
     assert (trainer.args.learning_rate, trainer.args.seed) == (0.05, 3)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_set(tmp_path: Path) -> None:
+def test_invalid_hyperparameters_are_refused_and_none_is_set(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
     with pytest.raises(TypeError, match="got a list; it has several objectives, so choose one"):
         trainer.apply_best([BestRun("0", [1.0, 2.0], {"seed": 3})])
@@ -196,7 +196,7 @@ def test_a_change_within_an_argument_is_restored_and_other_containers_do_not_cha
 
     kwargs = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 1}}
     trainer = searched_trainer(tmp_path, given={"callbacks": [Changes()]}, **kwargs)
-    trainer.args.own = own = defaultdict(list, {"a": [1]})  # type: ignore[attr-defined]
+    trainer.args.rows = rows = defaultdict(list, {"a": [1]})  # type: ignore[attr-defined]
     search(trainer)
     assert trainer.args.lr_scheduler_kwargs == {"num_cycles": 1} and trainer.args.accelerator_config.even_batches
-    assert trainer.args.own is own and trainer.args.own["b"] == []  # type: ignore[attr-defined]
+    assert trainer.args.rows is rows and trainer.args.rows["b"] == []  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A Trainer as bytes: what arrives in another process, and what stays behind."""
+"""Serialization of a Trainer for another process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.scenarios.data import vector_rows
 from tests.search.trainers import searched_trainer
 
 
-class Follows(TrainerCallback):
-    """Keeps the Trainer."""
+class RefersToTrainer(TrainerCallback):
+    """A callback that refers to the Trainer."""
 
     def __init__(self) -> None:
         self.trainer: Any = None
@@ -28,59 +28,61 @@ class Follows(TrainerCallback):
         self.evaluations += 1
 
 
-def trained(folder: Path, **changes: Any) -> Any:
-    follows = Follows()
+def train_trainer(folder: Path, **changes: Any) -> Any:
+    follower = RefersToTrainer()
     trainer = searched_trainer(
         folder,
         eval_strategy="steps",
         eval_steps=1,
-        given={"callbacks": [follows], **changes.pop("given", {})},
+        given={"callbacks": [follower], **changes.pop("given", {})},
         **changes,
     )
-    follows.trainer = trainer
+    follower.trainer = trainer
     trainer.train()
     trainer.evaluate()
     return trainer
 
 
-def test_the_trainer_that_arrives_trains_to_the_same_numbers_with_its_callbacks(tmp_path: Path) -> None:
-    trainer = trained(tmp_path)
-    arrived = unpack(pack(trainer))
-    follows = next(one for one in arrived.callback_handler.callbacks if isinstance(one, Follows))
-    assert follows.trainer is arrived is not trainer and follows.evaluations == 3
+def test_the_unpickled_trainer_has_the_same_numbers_and_callbacks(tmp_path: Path) -> None:
+    trainer = train_trainer(tmp_path)
+    unpickled = unpack(pack(trainer))
+    follower = next(
+        callback for callback in unpickled.callback_handler.callbacks if isinstance(callback, RefersToTrainer)
+    )
+    assert follower.trainer is unpickled is not trainer and follower.evaluations == 3
     expected = trainer.train().training_loss, trainer.evaluate()["eval_loss"]
-    assert (arrived.train().training_loss, arrived.evaluate()["eval_loss"]) == expected
+    assert (unpickled.train().training_loss, unpickled.evaluate()["eval_loss"]) == expected
 
 
 def test_a_lightning_callback_used_by_a_training_is_sent_too(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, given={"callbacks": [TQDMProgressBar()]})
-    arrived = unpack(pack(trainer))
-    arrived.train()
-    assert [type(each) for each in arrived.lightning_callbacks] == [TQDMProgressBar]
+    trainer = train_trainer(tmp_path, given={"callbacks": [TQDMProgressBar()]})
+    unpickled = unpack(pack(trainer))
+    unpickled.train()
+    assert [type(callback) for callback in unpickled.lightning_callbacks] == [TQDMProgressBar]
 
 
 def test_model_optimizer_and_lightning_objects_are_not_sent(tmp_path: Path) -> None:
-    trainer = trained(tmp_path)
+    trainer = train_trainer(tmp_path)
     large = 100 * sum(row["x"].numel() for row in vector_rows(7, seed=1))
     trainer.model.ballast = torch.zeros(large)
     data = pack(trainer)
     assert len(data) < 4 * large
-    arrived = unpack(data)
-    handler = arrived.callback_handler
-    assert arrived.model is arrived.optimizer is arrived.lr_scheduler is arrived.lightning_trainer is None
+    unpickled = unpack(data)
+    handler = unpickled.callback_handler
+    assert unpickled.model is unpickled.optimizer is unpickled.lr_scheduler is unpickled.lightning_trainer is None
     assert handler.model is handler.optimizer is handler.lr_scheduler is handler.train_dataloader is None
-    assert arrived.accelerator is not trainer.accelerator and arrived.accelerator._args is arrived.args
+    assert unpickled.accelerator is not trainer.accelerator and unpickled.accelerator._args is unpickled.args
 
 
 def test_a_tracker_begins_a_separate_run(tmp_path: Path) -> None:
-    trainer = trained(
+    trainer = train_trainer(
         tmp_path, report_to="tensorboard", logging_strategy="steps", logging_steps=1, logging_dir=str(tmp_path / "here")
     )
-    # As the last evaluation has left it, with a file open.
+    # The last evaluation has opened a file.
     assert trainer.callback_handler.callbacks[1].tb_writer is not None
-    arrived = unpack(pack(trainer))
-    arrived.args.logging_dir = str(tmp_path / "there")
-    arrived.train()
+    unpickled = unpack(pack(trainer))
+    unpickled.args.logging_dir = str(tmp_path / "there")
+    unpickled.train()
     events = EventAccumulator(str(tmp_path / "there"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2]

@@ -1,4 +1,4 @@
-"""One trial: what it trains with, which objective it has, what it leaves behind, and that it gives its memory back."""
+"""A trial: its arguments, its objective, its files, and the release of its memory."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.scenarios.models import CountingClassifier, VectorClassifier
 from tests.search.trainers import new_model, rate_space, searched_trainer
 
 
-def in_search(trainer: Any, *, space: Any = rate_space) -> Any:
-    """A search by Optuna's rules, whose trials the test makes itself."""
+def run_as_search(trainer: Any, *, space: Any = rate_space) -> Any:
+    """Return the context of an Optuna search whose trials the test runs."""
     trainer.hp_space = space
     if trainer.compute_objective is None:
         trainer.compute_objective = default_compute_objective
     return searching(trainer, HPSearchBackend.OPTUNA)
 
 
-def fixed(rate: float = 0.01, number: int = 0, **further: Any) -> Any:
-    """A trial whose parameters are given; it belongs to no study, so that nothing is reported."""
+def make_fixed_trial(rate: float = 0.01, number: int = 0, **further: Any) -> Any:
+    """Return a trial with make_fixed_trial parameters, without a study to report to."""
     return optuna.trial.FixedTrial({"learning_rate": rate, **further}, number)
 
 
-class Studied(SimpleNamespace):
+class StudyTrial(SimpleNamespace):
     """A trial of a study that prunes at a step."""
 
     study: Any = None
@@ -52,18 +52,18 @@ class Studied(SimpleNamespace):
         return self.reported[-1][0] >= self.pruned_at
 
 
-def studied(pruned_at: float = float("inf"), number: int = 0) -> Studied:
-    return Studied(number=number, params={"learning_rate": 0.01}, reported=[], pruned_at=pruned_at)
+def make_study_trial(pruned_at: float = float("inf"), number: int = 0) -> StudyTrial:
+    return StudyTrial(number=number, params={"learning_rate": 0.01}, reported=[], pruned_at=pruned_at)
 
 
 def test_values_derived_from_arguments_follow_the_trial(tmp_path: Path) -> None:
     smoothing = {"label_smoothing_factor": 0.5}
     trainer = searched_trainer(tmp_path / "searched")
-    with in_search(trainer, space=lambda trial: smoothing):
+    with run_as_search(trainer, space=lambda trial: smoothing):
         objective = run_trial(trainer, optuna.trial.FixedTrial({}))
     alone, untouched = searched_trainer(tmp_path / "alone", **smoothing), searched_trainer(tmp_path / "untouched")
-    for one in (alone, untouched):
-        one.train()
+    for trainer_alone in (alone, untouched):
+        trainer_alone.train()
     assert alone.evaluate()["eval_loss"] == objective != untouched.evaluate()["eval_loss"]
 
 
@@ -73,8 +73,8 @@ def test_columns_and_labels_follow_the_class_of_each_trials_model(tmp_path: Path
 
     changes = {"gradient_accumulation_steps": 2}
     trainer = searched_trainer(tmp_path / "searched", model_init=new, **changes)
-    with in_search(trainer):
-        objective = run_trial(trainer, fixed(0.01))
+    with run_as_search(trainer):
+        objective = run_trial(trainer, make_fixed_trial(0.01))
     alone = searched_trainer(tmp_path / "alone", model_init=lambda: CountingClassifier(), **changes)
     alone.train()
     assert objective == alone.evaluate()["eval_loss"]
@@ -83,8 +83,8 @@ def test_columns_and_labels_follow_the_class_of_each_trials_model(tmp_path: Path
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
     trainer.hp_name = lambda trial: 3
-    with in_search(trainer), pytest.raises(SearchMistake, match="hp_name returned 3"):
-        run_trial(trainer, fixed())
+    with run_as_search(trainer), pytest.raises(SearchMistake, match="hp_name returned 3"):
+        run_trial(trainer, make_fixed_trial())
 
 
 def test_twenty_trials_end_with_the_memory_of_a_single_trial(tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_twenty_trials_end_with_the_memory_of_a_single_trial(tmp_path: Path) -> 
     optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def new() -> torch.nn.Module:
-        models.add(made := new_model())
-        return made
+        models.add(model := new_model())
+        return model
 
     class Remembers(TrainerCallback):
-        """Holds on to what it is handed, as callbacks do, and to the Trainer."""
+        """A callback that refers to the Trainer."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             optimizers.add(kwargs["optimizer"])
@@ -108,30 +108,30 @@ def test_twenty_trials_end_with_the_memory_of_a_single_trial(tmp_path: Path) -> 
     trainer = searched_trainer(
         tmp_path, model_init=new, given={"callbacks": [Remembers()]}, eval_strategy="steps", eval_steps=1
     )
-    ends, left = [], []
-    # What tests before this one have left may be collected meanwhile, and is counted too.
+    ends, counts = [], []
+    # Objects of earlier tests would be counted.
     gc.collect()
-    with in_search(trainer, space=lambda trial: {"seed": trial.number}):
+    with run_as_search(trainer, space=lambda trial: {"seed": trial.number}):
         for number in range(20):
-            # Complete, failed, pruned, and so on.
+            # Complete, failed, pruned, in turn.
             try:
-                run_trial(trainer, studied(pruned_at=2 if number % 3 == 2 else float("inf"), number=number))
+                run_trial(trainer, make_study_trial(pruned_at=2 if number % 3 == 2 else float("inf"), number=number))
                 ends.append("complete")
             except (RuntimeError, optuna.TrialPruned) as error:
                 ends.append(type(error).__name__)
             gc.collect()
-            # Another test may have left a weak proxy, whose `isinstance` raises if its object is gone.
-            tensors = sum(issubclass(type(held), torch.Tensor) for held in gc.get_objects())
-            left.append((len(models), len(optimizers), tensors))
+            # `isinstance` raises for the weak proxy of a deleted object.
+            tensors = sum(issubclass(type(value), torch.Tensor) for value in gc.get_objects())
+            counts.append((len(models), len(optimizers), tensors))
     assert ends[:3] == ["complete", "RuntimeError", "TrialPruned"]
-    assert {(alive, steppers) for alive, steppers, _ in left} == {(0, 0)}
-    assert len({tensors for _, _, tensors in left}) == 1
+    assert {(alive, steppers) for alive, steppers, _ in counts} == {(0, 0)}
+    assert len({tensors for _, _, tensors in counts}) == 1
 
 
 def test_a_pruned_trial_stops_at_once_and_trackers_are_notified(tmp_path: Path) -> None:
     events: list[str] = []
 
-    class Notes(TrainerCallback):
+    class EventRecorder(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             events.append(f"ended at {state.global_step}")
 
@@ -139,13 +139,13 @@ def test_a_pruned_trial_stops_at_once_and_trackers_are_notified(tmp_path: Path) 
             events.append("failed")
 
     changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Notes()]}, **changes)
-    with in_search(trainer), pytest.raises(optuna.TrialPruned, match="Trial 1 was pruned at step 4"):
-        run_trial(trainer, studied(pruned_at=4, number=1))
+    trainer = searched_trainer(tmp_path, given={"callbacks": [EventRecorder()]}, **changes)
+    with run_as_search(trainer), pytest.raises(optuna.TrialPruned, match="Trial 1 was pruned at step 4"):
+        run_trial(trainer, make_study_trial(pruned_at=4, number=1))
     assert events == ["ended at 4"]
-    # As in transformers its checkpoints stay.
-    written = ["checkpoint-1", "checkpoint-2", "checkpoint-3", "littrainer_run.json"]
-    assert sorted(os.listdir(tmp_path / "run-1")) == written
+    # As in transformers its checkpoints remain.
+    files = ["checkpoint-1", "checkpoint-2", "checkpoint-3", "littrainer_run.json"]
+    assert sorted(os.listdir(tmp_path / "run-1")) == files
 
 
 @pytest.mark.parametrize("ends_with", [None, KeyError("of the script")])

@@ -31,14 +31,14 @@ SCRIPT = Path(__file__).with_name("trial_processes_script.py")
 # ---- A script in real processes --------------------------------------------------------------------------------------
 
 
-def ended_trials(folder: Path) -> int:
+def count_ended_trials(folder: Path) -> int:
     record = folder / "out" / "hyperparameter_search.json"
     trials = json.loads(record.read_text())["trials"] if record.exists() else []
     return sum(trial["state"] in (COMPLETE, FAILED) for trial in trials)
 
 
 def run_script(folder: Path) -> None:
-    """Run the script, and press Ctrl-C while its last trial runs."""
+    """Run the script, and interrupt it during its last trial."""
     with (
         (folder / "out.txt").open("w") as out,
         (folder / "err.txt").open("w") as err,
@@ -51,12 +51,12 @@ def run_script(folder: Path) -> None:
         ) as process,
     ):
 
-        def last_trial_runs() -> bool:
+        def is_last_trial_running() -> bool:
             assert process.poll() is None, (folder / "err.txt").read_text()
-            return (folder / "waiting").exists() and ended_trials(folder) == 3
+            return (folder / "waiting").exists() and count_ended_trials(folder) == 3
 
         try:
-            wait_until(last_trial_runs, "the last trial runs")
+            wait_until(is_last_trial_running, "the last trial runs")
             process.send_signal(signal.SIGINT)
             process.wait(LONGEST_WAIT_SECONDS)
         finally:
@@ -66,7 +66,7 @@ def run_script(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """What the script has left and printed."""
+    """Return the files and the output of the script."""
     folder = carried_out_once(tmp_path_factory, "trial_processes", run_script)
     out, err = ((folder / name).read_text() for name in ("out.txt", "err.txt"))
     status, searcher = json.loads((folder / "status").read_text())
@@ -93,15 +93,16 @@ def test_a_trial_in_another_process_uses_the_classes_of_the_script(searched: Any
 
 def test_failures_and_dead_processes_are_recorded_and_the_search_continues(searched: Any) -> None:
     assert searched.trials[1].error == "ValueError: DoesNotFit: width of 7 does not fit"
-    said = "RuntimeError: the process of the trial ended with SIGKILL; if memory ran out, let fewer trials"
-    assert searched.trials[2].error.startswith(said)
+    message = "RuntimeError: the process of the trial ended with SIGKILL; if memory ran out, let fewer trials"
+    assert searched.trials[2].error.startswith(message)
     assert [trial.state for trial in searched.trials] == [COMPLETE, FAILED, FAILED, FAILED]
 
 
 def test_ctrl_c_ends_the_search_and_all_its_processes(searched: Any) -> None:
     assert searched.printed["interrupted"]
-    assert not [number for number in {one["process"] for one in searched.attributes if one} if is_running(number)]
-    # They have printed without bars.
+    processes = {attributes["process"] for attributes in searched.attributes if attributes}
+    assert not [number for number in processes if is_running(number)]
+    # Trials print no bars.
     assert "{'eval_loss':" in searched.out and "it/s" not in searched.err
 
 
@@ -109,21 +110,21 @@ def test_ctrl_c_ends_the_search_and_all_its_processes(searched: Any) -> None:
 
 
 class Mistaken(optuna.samplers.RandomSampler):
-    def sample_independent(self, *given: Any) -> Any:
+    def sample_independent(self, *args: Any) -> Any:
         raise KeyError("no such thing")
 
 
 def test_a_search_in_memory_runs_n_trials_and_an_error_ends_it(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
-    heard: list[int] = []
+    numbers: list[int] = []
     best = trainer.hyperparameter_search(
         rate_space,
         n_trials=3,
         n_jobs=2,
         sampler=optuna.samplers.RandomSampler(seed=1),
-        callbacks=[lambda study, trial: heard.append(trial.number)],
+        callbacks=[lambda study, trial: numbers.append(trial.number)],
     )
-    assert sorted(heard) == [0, 1, 2]
+    assert sorted(numbers) == [0, 1, 2]
     trials = load_search_record(tmp_path).trials
     assert [trial.state for trial in trials] == [COMPLETE] * 3
     assert best.objective == min(trial.objective for trial in trials)
@@ -136,10 +137,10 @@ def test_a_search_in_memory_runs_n_trials_and_an_error_ends_it(tmp_path: Path) -
 
 def test_an_unpicklable_object_is_reported_before_any_trial(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
-    held = Mistaken()
-    held.lock = threading.Lock()  # type: ignore[attr-defined]
+    sampler = Mistaken()
+    sampler.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"sampler, the pruner or the storage .* cannot be sent"):
-        trainer.hyperparameter_search(rate_space, n_trials=2, n_jobs=2, sampler=held)
+        trainer.hyperparameter_search(rate_space, n_trials=2, n_jobs=2, sampler=sampler)
     trainer.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"because of trainer\.lock"):
         trainer.hyperparameter_search(rate_space, n_trials=2, n_jobs=2)
@@ -148,7 +149,7 @@ def test_an_unpicklable_object_is_reported_before_any_trial(tmp_path: Path) -> N
 
 
 def test_the_process_of_a_trial_ends_with_the_process_that_searches(tmp_path: Path) -> None:
-    # The process waits for the Trainer, which nobody sends.
+    # The process waits for a Trainer that is never sent.
     starter = (
         "import os, subprocess, sys; reader, _ = os.pipe(); "
         f"process = subprocess.Popen([sys.executable, '-c', {PROGRAM!r}, str(reader), ''], pass_fds=[reader]); "
@@ -213,11 +214,11 @@ def test_jobs_share_gpus_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samplers_of_trials_draw_different_values_from_the_users_seed() -> None:
-    def drawn(number: int, **keywords: Any) -> list[float]:
+    def draw(number: int, **keywords: Any) -> list[float]:
         sampler = optuna.samplers.TPESampler(**keywords)
         seed_by_trial(sampler, number)
         study = optuna.create_study(sampler=sampler)
         return [study.ask().suggest_float("rate", 0.0, 1.0) for _ in range(2)]
 
-    assert drawn(0, seed=3) == drawn(0, seed=3) != drawn(1, seed=3)
-    assert drawn(0, seed=4) != drawn(0, seed=3)
+    assert draw(0, seed=3) == draw(0, seed=3) != draw(1, seed=3)
+    assert draw(0, seed=4) != draw(0, seed=3)

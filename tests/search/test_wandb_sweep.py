@@ -27,9 +27,9 @@ SPACE = {"method": "grid", "parameters": {"learning_rate": {"values": RATES}}}
 
 
 class Server:
-    """In the place of wandb's server and of the agent that asks it for runs.
+    """A substitute for wandb's server and its agent.
 
-    As the agent, it calls the function in a thread of its own for each run, and goes on to the next one after an error.
+    Like the agent it calls the function in a new thread for each run, and continues after an error.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Server:
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Whether the agent has interrupted the run, which the server has stopped."""
+    """Return whether the agent has interrupted a run that the server has stopped."""
     return type(error) is Exception and not error.args
 
 
@@ -100,8 +100,8 @@ def searched(trainer: Any, n_trials: int = 1, space: Any = SPACE, **keywords: An
     return trainer.hyperparameter_search(lambda trial: space, n_trials=n_trials, backend="wandb", **keywords)
 
 
-class NotesRuns(TrainerCallback):
-    """Keeps which run each training reports to, and with which learning rate."""
+class RunRecorder(TrainerCallback):
+    """A callback that records run and learning rate of each training."""
 
     def __init__(self) -> None:
         self.runs: list[Any] = []
@@ -113,7 +113,7 @@ class NotesRuns(TrainerCallback):
 
 
 def test_each_run_of_the_sweep_is_a_trial_and_the_best_trial_is_returned(server: Server, tmp_path: Path) -> None:
-    notes = NotesRuns()
+    notes = RunRecorder()
     trainer = searched_trainer(
         tmp_path,
         given={"callbacks": [notes]},
@@ -153,7 +153,7 @@ def test_a_metric_that_no_run_logs_is_warned_of(
 def test_objectives_are_those_of_transformers(server: Server, tmp_path: Path) -> None:
     import transformers
 
-    found = []
+    results = []
     for side in (transformers, littrainer):
         torch.manual_seed(0)
         trainer: Any = side.Trainer(
@@ -163,15 +163,15 @@ def test_objectives_are_those_of_transformers(server: Server, tmp_path: Path) ->
             eval_dataset=Rows(vector_rows(7, seed=1)),
         )
         space = {**SPACE, "metric": {}}
-        found.append(searched(trainer, 2, space, direction="maximize"))
-    theirs, ours = found
+        results.append(searched(trainer, 2, space, direction="maximize"))
+    theirs, ours = results
     assert (theirs.objective, theirs.run_summary) == (ours.objective, ours.run_summary)
     assert ours.hyperparameters == {"learning_rate": theirs.hyperparameters["learning_rate"]}
     assert server.sweeps[0] == server.sweeps[1]
 
 
 class Failing(littrainer.Trainer):
-    """Fails in trials with the first learning rate."""
+    """A Trainer that fails with the first learning rate."""
 
     error: Exception = RuntimeError("out of memory")
 
@@ -188,7 +188,7 @@ def test_a_trial_that_fails_is_recorded_and_an_error_of_the_script_ends_the_swee
     first, second = load_search_record(tmp_path).trials
     assert (first.state, first.error) == ("failed", "RuntimeError: out of memory")
     assert best.run_id == second.id == "r1" and server.errors == []
-    # The runs of a sweep that is there are taken.
+    # Run the agent of an existing sweep.
     with pytest.raises(RuntimeError, match=r"None of 1 trials of this search was completed.*: out of memory"):
         searched(searched_trainer(tmp_path, kind=Failing), space={}, sweep_id="sweep7")
     assert len(server.sweeps) == 1
@@ -205,7 +205,7 @@ def test_a_run_that_the_server_stops_is_pruned(server: Server, tmp_path: Path) -
     class Stopped(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if args.learning_rate == RATES[0] and state.global_step == 2:
-                # As the agent interrupts the thread.
+                # The agent interrupts the thread like this.
                 raise Exception
 
     trainer = searched_trainer(

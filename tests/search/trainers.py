@@ -15,7 +15,7 @@ from tests.scenarios.trainers import quiet_arguments
 
 
 def new_model() -> VectorClassifier:
-    """A model whose first weights depend on the seed."""
+    """Return a model whose first weights depend on the seed."""
     return VectorClassifier()
 
 
@@ -28,10 +28,10 @@ def searched_trainer(
     given: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Any:
-    """A Trainer that can search, over `rows` training vectors and seven evaluation vectors; two steps unless changed.
+    """Return a Trainer that can search, with `rows` training and seven evaluation vectors, by default for two steps.
 
     Parameters:
-        given: further keywords of the Trainer, or others in the place of these.
+        given: further or other keywords of the Trainer.
         changes: arguments of the run.
     """
     keywords: dict[str, Any] = {
@@ -43,5 +43,5 @@ def searched_trainer(
 
 
 def rate_space(trial: Any) -> dict[str, Any]:
-    """A space of one learning rate."""
+    """Draw a learning rate."""
     return {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True)}

@@ -1,6 +1,6 @@
-"""A script that searches with two processes at once; trials succeed, fail, are killed and take too long.
+"""A script with a search in two processes, whose trials succeed, fail, are killed and take too long.
 
-Run as `littrainer run trial_processes_script.py FOLDER`; Ctrl-C ends the search once FOLDER/waiting is there.
+Run as `littrainer run trial_processes_script.py FOLDER`; Ctrl-C ends the search once FOLDER/waiting exists.
 """
 
 import json
@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 
 
 @dataclass
-class OwnArguments(TrainingArguments):
+class ScriptArguments(TrainingArguments):
     factor: float = 1.0
 
 
@@ -48,7 +48,7 @@ class DoesNotFit(ValueError):
         super().__init__(f"{name} of {number} does not fit")
 
 
-class OwnTrainer(Trainer):
+class ScriptTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         loss = self.args.factor * loss
@@ -72,9 +72,9 @@ def model_init(trial):
 
 
 def main(folder):
-    trainer = OwnTrainer(
+    trainer = ScriptTrainer(
         model_init=model_init,
-        args=OwnArguments(
+        args=ScriptArguments(
             os.path.join(folder, "out"),
             use_cpu=True,
             max_steps=3,

@@ -1,1 +1,1 @@
-"""Uploading to the Hugging Face Hub, and the model card that goes with a model."""
+"""Uploads to the Hugging Face Hub, and model cards."""

@@ -1,6 +1,6 @@
-"""The model card: README.md of what the Trainer knows. A card that somebody has written or edited is never replaced.
+"""The model card: README.md from the Trainer's data. A card that was written or edited by hand is never replaced.
 
-The card notes a digest of itself in a comment, which tells whether it has been edited since.
+A comment with a digest of the card shows whether it has been edited.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ logger = logging.getLogger(__name__)
 
 MARK = "<!-- littrainer wrote this card ({}). Once you have edited it, it is left as it is. -->"
 MARK_PATTERN = re.compile(re.escape(MARK).replace(r"\{\}", "([0-9a-f]*)"))
-# The block of metadata, as the Hub finds it.
+# The block of metadata, as parsed by the Hub.
 BLOCK = re.compile(r"^\s*---\s*\n(.*?\n)?---[ \t]*(?:\n|$)", re.DOTALL)
-# Entries that PEFT writes into the card of an adapter each time that it saves one.
+# Metadata that PEFT writes into the card at each save of an adapter.
 PEFT_ENTRIES = ("library_name", "base_model", "pipeline_tag", "tags")
 TAGS = ("generated_from_trainer", "littrainer")
-# The name of a repository, with or without its owner, as the Hub accepts it.
+# Valid names of repositories, with or without owner.
 REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
-# Builders of `datasets` for data that is read from files.
+# Builders of `datasets` for files, which are no names of datasets.
 READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
 PLACEHOLDER_TEXT = "More information needed"
 PLACEHOLDER_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
@@ -68,34 +68,35 @@ LIBRARIES = {
     "PEFT": "peft",
     "DeepSpeed": "deepspeed",
 }
-# A text, several, or none.
+# Used for entries of the card with any number of values.
 Texts = str | list[str] | None
 
 
-# ---- Writing, and keeping what somebody has edited -------------------------------------------------------------------
+# ---- Writing the card, unless it was edited --------------------------------------------------------------------------
 
 
 def write_card(
-    args: TrainingArguments, state: TrainerState, model: Any, evaluated_on: Any, badges: Iterable[str], given: Any
+    args: TrainingArguments, state: TrainerState, model: Any, dataset: Any, badges: Iterable[str], keywords: Any
 ) -> None:
-    """Write the card of a model as README.md into `output_dir`; one that somebody has written or edited is kept.
-
-    Metadata that huggingface_hub refuses are a ValueError.
+    """Write the card of a model to README.md in `output_dir`, unless that was written or edited by hand.
 
     Parameters:
-        evaluated_on: the dataset that the model was evaluated on.
+        dataset: the evaluation dataset.
         badges: links to the runs of trackers.
-        given: keywords of `create_model_card`.
+        keywords: keywords of `create_model_card`.
+
+    Raises:
+        ValueError: huggingface_hub refuses the metadata.
     """
     path = Path(args.output_dir) / CARD_NAME
-    before = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    previous = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     has_adapters = hasattr(model, "create_or_update_model_card")
-    is_generated = not before.strip() or is_unedited(before)
-    if not is_generated and not (has_adapters and _digest(_rewrite_by_peft(model)) == _digest(before)):
+    is_generated = not previous.strip() or is_unedited(previous)
+    if not is_generated and not (has_adapters and _digest(_rewrite_by_peft(model)) == _digest(previous)):
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return
-    content = _generate(args, state, model, list_datasets(evaluated_on, given), badges, given)
-    # The Hub shows the card to everybody.
+    content = _generate(args, state, model, list_datasets(dataset, keywords), badges, keywords)
+    # The card is public.
     secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if is_secret_name(field.name)]
     content = redact_tokens(content, *secrets)
     content = _complete_by_peft(model, content) if has_adapters else content
@@ -104,20 +105,20 @@ def write_card(
 
 
 def is_unedited(content: str) -> bool:
-    """Return whether a card is as `write_card` wrote it, but for what PEFT rewrites whenever it saves an adapter."""
+    """Return whether a card has not been edited since `write_card`, except by PEFT."""
     mark = MARK_PATTERN.search(content)
     return mark is not None and mark[1] == _digest(content)
 
 
 def remove_generated_card(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
-    """Remove a generated card from a folder that is pushed if the Hub's was edited, or that is not known."""
+    """Remove a generated card from a folder to push if the Hub's card was edited, or cannot be read."""
     path = folder / CARD_NAME
-    # A person's card is pushed as it is.
+    # Push a card written by hand.
     if not path.is_file() or not is_unedited(path.read_text("utf-8", errors="replace")):
         return
     try:
-        there = download_card(repository, revision, token)
-        if not there.strip() or is_unedited(there):
+        remote_card = download_card(repository, revision, token)
+        if not remote_card.strip() or is_unedited(remote_card):
             return
         reason = "was edited on the Hub and stays as it is"
     except Exception as error:
@@ -127,15 +128,15 @@ def remove_generated_card(folder: Path, repository: str, revision: str | None, t
 
 
 def download_card(repository: str, revision: str | None = None, token: str | None = None) -> str:
-    """Return the card that a repository has; empty if it has none, or is not there. No answer is an error."""
+    """Return the card of a repository; an empty text if there is no card, repository or branch."""
     from huggingface_hub import HfApi, errors
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            # A cached copy would say what was there at an earlier time.
+            # The download folder is empty, since a cached copy may be outdated.
             HfApi().hf_hub_download(repository, CARD_NAME, revision=revision, token=token, local_dir=folder)
         except errors.LocalEntryNotFoundError:
-            # This kind of EntryNotFoundError means that there was no answer.
+            # This subclass of EntryNotFoundError means that the Hub was not reached.
             raise
         except (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             return ""
@@ -143,13 +144,13 @@ def download_card(repository: str, revision: str | None = None, token: str | Non
 
 
 def _digest(content: str) -> str:
-    """Return a digest of the metadata, in whatever order, and of the lines of the text without their ends."""
+    """Return a digest of the metadata, in any order, and of the lines of the text without trailing white space."""
     from huggingface_hub import ModelCard
 
     entries: dict[str, Any] = {}
     if (block := BLOCK.match(content)) is not None:
         content = content[block.end() :]
-        # Reading damaged metadata fails in many ways.
+        # Damaged metadata raise many kinds of errors.
         with suppress(Exception):
             entries = ModelCard(block[0]).data.to_dict()
     if entries.get("library_name") == "peft":
@@ -159,7 +160,7 @@ def _digest(content: str) -> str:
 
 
 def _rewrite_by_peft(model: Any, content: str | None = None) -> str:
-    """Return what PEFT makes of a card, or writes if there is none."""
+    """Return a card as rewritten by PEFT, or PEFT's new card."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, CARD_NAME)
         if content is not None:
@@ -169,17 +170,18 @@ def _rewrite_by_peft(model: Any, content: str | None = None) -> str:
 
 
 def _complete_by_peft(model: Any, content: str) -> str:
-    """Return the card with what PEFT adds, with the tags that it takes away, and without folders of this machine."""
+    """Return the card with PEFT's additions, without losing tags, and without local folders."""
     from huggingface_hub import ModelCard
 
-    before: Any = ModelCard(content).data
+    original: Any = ModelCard(content).data
     card = ModelCard(_rewrite_by_peft(model, content))
     data: Any = card.data
-    data.tags, data.base_model = _unite(before.tags, data.tags), before.base_model
+    data.tags = _unite(original.tags, data.tags)
+    data.base_model = original.base_model
     return str(card)
 
 
-# ---- What the card says ----------------------------------------------------------------------------------------------
+# ---- The content of the card -----------------------------------------------------------------------------------------
 
 
 def _generate(
@@ -188,12 +190,12 @@ def _generate(
     model: Any,
     data: list[dict[str, Any]],
     badges: Iterable[str],
-    given: dict[str, Any],
+    keywords: dict[str, Any],
 ) -> str:
-    base = given.get("finetuned_from") or getattr(getattr(base_model(model), "config", None), "_name_or_path", None)
+    base = keywords.get("finetuned_from") or getattr(getattr(base_model(model), "config", None), "_name_or_path", None)
     base = base if isinstance(base, str) and base else None
     repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
-    name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"
+    name = keywords.get("model_name") or Path(args.output_dir).absolute().name or "model"
     results = get_last_results(state.log_history)
     started = "was trained from scratch"
     if base is not None:
@@ -202,20 +204,20 @@ def _generate(
         started = f"is a fine-tuned version of {shown}, trained"
     kind = args.device.type
     devices = f"{args.world_size} processes, {kind}" if args.world_size > 1 else f"one {kind} device"
-    named = " and ".join(f"the {_escape(dataset['dataset_name'])} dataset" for dataset in data)
+    dataset_names = " and ".join(f"the {_escape(dataset['dataset_name'])} dataset" for dataset in data)
     sections = [
-        f"---\n{_metadata(model, name, repository, data, results, given)}\n---",
+        f"---\n{_metadata(model, name, repository, data, results, keywords)}\n---",
         f"# {_escape(name)}",
         MARK.format(""),
         *badges,
-        f"This model {started} on {named or 'data without a known name'}.",
+        f"This model {started} on {dataset_names or 'data without a known name'}.",
         *_section(
             "On the evaluation set it achieves:",
             {format_metric_name(*key): format_number(value) for key, value in results.items()},
         ),
         *(f"## {title}\n\n{PLACEHOLDER_TEXT}" for title in PLACEHOLDER_SECTIONS),
         "## Training procedure",
-        *_section("### Training hyperparameters", hyperparameters(args, state)),
+        *_section("### Training hyperparameters", list_hyperparameters(args, state)),
         "### How it was trained",
         f"By Lightning: {strategy_name(args)}, {devices}, precision {get_lightning_precision(args)}.",
         *_table_of_results(state.log_history),
@@ -230,25 +232,25 @@ def _metadata(
     repository: str | None,
     data: list[dict[str, Any]],
     results: dict[tuple[str, str], float],
-    given: dict[str, Any],
+    keywords: dict[str, Any],
 ) -> str:
-    """Return the block of metadata; huggingface_hub's refusal is a ValueError."""
+    """Return the block of metadata."""
     from huggingface_hub import EvalResult, ModelCardData
 
     library = "transformers" if is_a(base_model(model), "pretrained model") else None
-    own_tags = [getattr(part, "model_tags", None) for part in (base_model(model), model)]
+    model_tags = [getattr(part, "model_tags", None) for part in (base_model(model), model)]
     metrics = {tag: (key, value) for key, value in results.items() if (tag := _hub_metric(*key, value))}
     entries: dict[str, Any] = {
         "library_name": "peft" if is_a(model, "peft model") else library,
-        "language": _make_list(given.get("language")),
-        "license": given.get("license") or (fetch_license(repository) if repository else None),
+        "language": _make_list(keywords.get("language")),
+        "license": keywords.get("license") or (fetch_license(repository) if repository else None),
         "base_model": repository,
-        "tags": _unite(given.get("tags"), *own_tags, TAGS),
+        "tags": _unite(keywords.get("tags"), *model_tags, TAGS),
         "datasets": list(dict.fromkeys(dataset["dataset_type"] for dataset in data if dataset["dataset_type"])),
         "metrics": list(metrics),
     }
     names = _get_transformers_table("TASK_TAG_TO_NAME_MAPPING")
-    tasks = [task for task in _make_list(given.get("tasks")) or infer_tasks(model) if task in names]
+    tasks = [task for task in _make_list(keywords.get("tasks")) or infer_tasks(model) if task in names]
     try:
         # The Hub refuses a result that lacks its task, its dataset or its metric.
         evaluations = [
@@ -268,19 +270,19 @@ def _metadata(
         entries = {name: entry for name, entry in entries.items() if entry}
         return ModelCardData(model_name=name, eval_results=evaluations, **entries).to_yaml()
     except Exception as error:
-        # The client checks little beforehand, and fails in many ways.
+        # The client raises many kinds of errors.
         raise ValueError(f"the Hub would refuse the metadata of the model card: {error}") from error
 
 
-def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
-    """Return the values by name of the arguments that a card of transformers has, and weight decay."""
+def list_hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
+    """Return the arguments of transformers' card, and weight decay, by name."""
     batch_size = state.train_batch_size or args.train_batch_size
     accumulation, by_tokens = args.gradient_accumulation_steps, args.max_tokens_per_batch
     total = batch_size * data_parallel_size(args) * accumulation
     settings = f", optim_args={format_value(args.optim_args)}" if args.optim_args else ""
     if "adam" in format_value(args.optim).lower():
         settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
-    known = {
+    values = {
         "learning_rate": args.learning_rate,
         "train_batch_size": None if by_tokens else batch_size,
         "eval_batch_size": None if by_tokens else args.eval_batch_size,
@@ -298,17 +300,17 @@ def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, s
         "label_smoothing_factor": args.label_smoothing_factor or None,
         "weight_decay": args.weight_decay or None,
     }
-    return {name: format_value(value) for name, value in known.items() if value is not None}
+    return {name: format_value(value) for name, value in values.items() if value is not None}
 
 
 def list_framework_versions() -> dict[str, str]:
-    """Return the libraries that this process has loaded -> their versions."""
-    loaded = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
-    return {"littrainer": __version__, **{name: str(found) for name, found in loaded.items() if found}}
+    """Return the versions of the loaded libraries by name."""
+    versions = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
+    return {"littrainer": __version__, **{name: str(version) for name, version in versions.items() if version}}
 
 
 def get_last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
-    """(metric, evaluation set) -> what the last evaluation found."""
+    """Return (metric, evaluation set) -> value in the last evaluation."""
     return {key: points[-1].value for key, points in _evaluations(log_history).items()}
 
 
@@ -319,7 +321,7 @@ def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
     """Return the evaluations during training, a row for each step and a column for each metric and evaluation set."""
-    ends = [place for place, entry in enumerate(log_history) if END_OF_TRAINING_METRIC in entry]
+    ends = [index for index, entry in enumerate(log_history) if END_OF_TRAINING_METRIC in entry]
     during = log_history[: ends[-1]] if ends else log_history
     losses = parse_log_history(during).curves.get(("loss", TRAINING), [])
     evaluated = {key: {point.step: point for point in points} for key, points in _evaluations(during).items()}
@@ -338,27 +340,27 @@ def _table_of_results(log_history: list[Any]) -> list[str]:
 
 
 def format_metric_name(metric: str, source: str) -> str:
-    """Return what a metric is called on the card: `matthews_correlation` is Matthews Correlation."""
-    words = " ".join(word[:1].upper() + word[1:] for word in metric.split("_") if word) or metric
-    return words if source == EVALUATION else f"{words} ({source})"
+    """Return the name of a metric on the card, such as Matthews Correlation for `matthews_correlation`."""
+    title = " ".join(part[:1].upper() + part[1:] for part in metric.split("_") if part) or metric
+    return title if source == EVALUATION else f"{title} ({source})"
 
 
 def format_number(value: float) -> str:
-    """Return a number with four decimals at most, and a small one with four digits that count."""
+    """Return a number with at most four decimals, or a small number with four significant digits."""
     if not math.isfinite(value) or value == int(value):
         return str(float(value))
     return f"{value:.4g}" if abs(value) < 0.001 else f"{value:.4f}"
 
 
 def _hub_metric(metric: str, source: str, value: float) -> str | None:
-    """Return the Hub's name of a metric, if it knows it; of evaluation sets with a name it shows none."""
+    """Return the Hub's name of a metric, if there is one and the evaluation set has no name."""
     name = "rouge" if metric.lower() == "rouge1" else metric.lower()
-    is_known = source == EVALUATION and math.isfinite(value) and name in _get_transformers_table("METRIC_TAGS")
-    return name if is_known else None
+    has_tag = source == EVALUATION and math.isfinite(value) and name in _get_transformers_table("METRIC_TAGS")
+    return name if has_tag else None
 
 
 def infer_tasks(model: Any) -> list[str]:
-    """Return what the class of a model of transformers does, by transformers' own table."""
+    """Return the task of a transformers model's class, by transformers' table."""
     name = type(base_model(model)).__name__
     classes = {
         task: {name for entry in table.values() for name in _make_list(entry)}
@@ -368,13 +370,13 @@ def infer_tasks(model: Any) -> list[str]:
 
 
 def _get_transformers_table(table: str) -> Any:
-    """Return a table of transformers' model cards; empty if transformers is not loaded, or does not have it."""
+    """Return a table of `transformers.modelcard`; empty if it is not loaded or does not exist."""
     modelcard = importlib.import_module("transformers.modelcard") if "transformers" in sys.modules else None
     return getattr(modelcard, table, {})
 
 
 def fetch_license(repository: str) -> str | None:
-    """Return the licence of a repository on the Hub, if it can be asked; a card is written without it otherwise."""
+    """Return the license of a repository, or None if the Hub is not reachable."""
     with suppress(Exception):
         from huggingface_hub import HfApi, constants
 
@@ -384,49 +386,50 @@ def fetch_license(repository: str) -> str | None:
     return None
 
 
-def list_datasets(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the datasets that a script names, else what a dataset of the `datasets` library says of itself.
+def list_datasets(dataset: Any, keywords: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return keywords of an `EvalResult` for each dataset named by the script, or else for the evaluation dataset.
 
-    For each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
+    `dataset_type` is None without a valid repository name.
     """
     if isinstance(dataset, Mapping) and not is_a(dataset, "datasets.Dataset"):
         dataset = next(iter(dataset.values()), None)
-    found = None
+    builder = None
     if is_a(dataset, "datasets.Dataset") or is_a(dataset, "datasets.IterableDataset"):
-        found = None if dataset.builder_name in READ_FROM_FILES else dataset.builder_name
-    names, tags, arguments = (_make_list(given.get(key)) for key in ("dataset", "dataset_tags", "dataset_args"))
-    if not names and not tags and found:
-        names = tags = [found]
-    shown = []
+        builder = None if dataset.builder_name in READ_FROM_FILES else dataset.builder_name
+    names, tags, arguments = (_make_list(keywords.get(key)) for key in ("dataset", "dataset_tags", "dataset_args"))
+    if not names and not tags and builder:
+        names = tags = [builder]
+    results = []
     for name, tag, argument in itertools.zip_longest(names, tags, arguments[: max(len(names), len(tags))]):
-        tag_there = tag if tag is not None and REPOSITORY.fullmatch(tag) else None
-        of_dataset = dataset if found and tag_there == found else None
-        split, config = getattr(of_dataset, "split", None), getattr(of_dataset, "config_name", None)
-        shown.append(
+        repository = tag if tag is not None and REPOSITORY.fullmatch(tag) else None
+        source = dataset if builder and repository == builder else None
+        split = getattr(source, "split", None)
+        config = getattr(source, "config_name", None)
+        results.append(
             {
-                "dataset_type": tag_there,
+                "dataset_type": repository,
                 "dataset_name": tag if name is None else name,
                 "dataset_config": config,
                 "dataset_split": None if split is None else str(split),
                 "dataset_args": config if argument is None else argument,
             }
         )
-    return shown
+    return results
 
 
 def collect_badges(callbacks: Iterable[Any]) -> list[str]:
-    """Return what leads readers of the card to the runs of the trackers among callbacks."""
-    found: list[str] = []
+    """Return links to the runs of the trackers among callbacks."""
+    badges: list[str] = []
     for callback in callbacks:
         # A tracker that fails must not prevent the card.
         with suppress(Exception):
-            found.extend(filter(None, [getattr(callback, "card_badge", str)()]))
-    return found
+            badges.extend(filter(None, [getattr(callback, "card_badge", str)()]))
+    return badges
 
 
 def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> list[str]:
-    shown = "\n".join(f"- {_escape(name)}{separator}{_escape(value)}" for name, value in lines.items())
-    return [f"{title}\n\n{shown}"] if lines else []
+    text = "\n".join(f"- {_escape(name)}{separator}{_escape(value)}" for name, value in lines.items())
+    return [f"{title}\n\n{text}"] if lines else []
 
 
 def _unite(*several: str | Iterable[str] | None) -> list[str]:
@@ -438,5 +441,5 @@ def _make_list(value: str | Iterable[str] | None) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Text from outside as one line without tags of HTML and links."""
+    """Return a text as a single line without HTML tags and links."""
     return " ".join(str(text).split()).replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")

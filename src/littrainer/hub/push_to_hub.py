@@ -1,7 +1,7 @@
-"""Pushing the model: at each save as `hub_strategy` asks for it, when training ends, and when a script asks for it.
+"""Pushes of the model: at each save according to `hub_strategy`, at the end of training, and by the script.
 
-A push sends the files as they are at that step, from a folder that is set aside, since training continues to delete
-checkpoints and to write into output_dir. The Hub's client sends in a thread, one push after the other.
+A push uploads a snapshot of the files, since training continues to delete checkpoints and to write into output_dir. The
+Hub's client uploads in a thread, in the order of the pushes.
 """
 
 from __future__ import annotations
@@ -63,29 +63,27 @@ logger = logging.getLogger(__name__)
 
 # The strategies that push checkpoints as well as the model.
 CHECKPOINT_STRATEGIES = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
-# Commit message of a push by the script that names none.
+# Default commit message of a push by the script.
 END_OF_TRAINING = "End of training"
-# Consequences of a failed push, in messages.
+# Consequences of a failed push.
 NEXT_SAVE_HINT = "Training continues; the next save is pushed again."
-SAVED_LOCALLY_HINT = (
-    "What was saved last is in output_dir: push_to_hub() pushes the model, and `hf upload` a checkpoint."
-)
+SAVED_LOCALLY_HINT = "The last save is in output_dir: push_to_hub() pushes the model, and `hf upload` a checkpoint."
 MESSAGE_INTERVAL_S = 30.0
-# Next to the checkpoints, on the same file system.
+# In output_dir, so that checkpoints are on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
-# Files in output_dir that are no part of the model, belong to another push, or are being written.
+# Files in output_dir that are not part of the model, belong to another push, or are incomplete.
 EXCLUDED_FILES = (
     *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
     *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}", STACKS_NAME),
     *("*.unfinished", "*.unfinished-*", "*.incomplete", "*.lock", "*.tmp", "*~", "*.swp", "*__pycache__/*"),
     *(".unfinished/*", "*/.unfinished/*", ".git/*", "*/.git/*", ".cache/*", "*/.cache/*"),
 )
-# Files of a checkpoint that only a resume needs, and the card that PEFT writes into each, though output_dir has one.
+# Files of a checkpoint that only a resume needs, and the card that PEFT writes in addition to output_dir's.
 RESUME_ONLY_FILES = (
     *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_SHARDS, *WEIGHT_SHARDS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
     *("rng_state*.pth", "littrainer_resume*.pt", LIGHTNING_STATE_NAME, MANIFEST_NAME, "latest", "zero_to_fp32.py"),
 )
-# Bytes up to which a file is copied, for it may be written into in place; beyond it a link has to do.
+# Larger files are linked; others are copied, since they may be modified in place.
 MAX_COPIED_BYTES = 16 << 20
 
 
@@ -93,18 +91,15 @@ MAX_COPIED_BYTES = 16 << 20
 
 
 def push_save(trainer: Any, checkpoint: str) -> Any:
-    """Begin to push a checkpoint that was just written, as `hub_strategy` asks for it.
+    """Start to push a checkpoint according to `hub_strategy`, and return the Trainer's pushes.
 
-    While an earlier push is running it is left out, unless `hub_always_push` is set.
-
-    Returns:
-        the pushes of the Trainer from now on.
+    The checkpoint is skipped if an earlier push is running, unless `hub_always_push` is set.
     """
     args, earlier = trainer.args, trainer.push_in_progress
     if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
         return earlier
     if earlier is not None and not earlier.is_done() and not args.hub_always_push:
-        logger.info("%s is left out: the push before it is still on its way (hub_always_push).", checkpoint)
+        logger.info("%s is not pushed: the previous push is still running (hub_always_push).", checkpoint)
         return earlier
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     pushes = get_pushes(args, earlier)
@@ -114,7 +109,7 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
             trainer.init_hf_repo()
         uploads = _snapshot_checkpoint(args, trainer.hub_model_id, Path(checkpoint), message)
     except Exception as error:
-        # A full disk must not end a training that can go on.
+        # A full disk must not end a training that can continue.
         failure = f'Preparing the push "{message}" failed ({describe_error(error, choose_token(args))}).'
         pushes.begin([], failure)
     else:
@@ -123,7 +118,7 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
 
 
 def get_pushes(args: TrainingArguments, pushes: Any) -> PushInProgress:
-    """Return the pushes of a Trainer; before the first push, the files of killed programs are removed."""
+    """Return the pushes of a Trainer; before the first push, remove the files of killed programs."""
     if isinstance(pushes, PushInProgress):
         return pushes
     remove_abandoned_snapshots(Path(args.output_dir))
@@ -148,10 +143,10 @@ def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: P
     step = checkpoint_step(checkpoint)
     if args.save_strategy == SaveStrategy.STEPS:
         return f"Training in progress, step {state.global_step if step is None else step}"
-    written = checkpoint / TRAINER_STATE_NAME
-    if step not in (None, state.global_step) and written.is_file():
-        # The checkpoint was written in the background, while training went on.
-        state = TrainerState.load_from_json(str(written))
+    state_file = checkpoint / TRAINER_STATE_NAME
+    if step not in (None, state.global_step) and state_file.is_file():
+        # Training continued while the checkpoint was written in the background.
+        state = TrainerState.load_from_json(str(state_file))
     return f"Training in progress, epoch {int(state.epoch or 0)}"
 
 
@@ -159,22 +154,22 @@ def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: P
 
 
 def finish_pushes(pushes: Any) -> None:
-    """Wait for what is on its way, and try once more what failed; what fails again is a warning."""
+    """Wait for running pushes, and retry the failed push once, with a warning if it fails again."""
     if isinstance(pushes, PushInProgress):
         pushes.finish()
     elif pushes is not None:
-        # A subclass has put one of transformers' there.
+        # A subclass has set transformers' PushInProgress.
         pushes.wait_until_done()
 
 
 @contextlib.contextmanager
 def report_pushes_on_error(pushes: Callable[[], Any]) -> Iterator[None]:
-    """Train in the block; if it ends by an error, a line names the pushes that are on their way."""
+    """Log running pushes if the block, a training, fails."""
     try:
         yield
     except BaseException:
-        if isinstance(on_their_way := pushes(), PushInProgress):
-            on_their_way.continue_after_error()
+        if isinstance(running := pushes(), PushInProgress):
+            running.continue_after_error()
         raise
 
 
@@ -191,17 +186,17 @@ def push_model(
     private: bool | None,
     **card: Any,
 ) -> Any:
-    """Save the model to `output_dir`, write its card and push both; all processes call this, the first one pushes.
+    """Save the model to `output_dir`, write its card and push both; all processes call this, and the first pushes.
 
     Parameters:
-        finish_earlier: waits for running pushes, and returns what sends this push.
+        finish_earlier: waits for running pushes, and returns the Trainer's pushes.
         card: keywords of `create_model_card`.
 
     Returns:
-        what the Hub's client says of the commit, or a Future of it if `blocking` is False; None in the other processes.
+        the commit of the Hub's client, or its Future if not `blocking`; None in the other processes.
 
     Raises:
-        TypeError: `create_model_card` takes no such keyword.
+        TypeError: `create_model_card` has no such keyword.
     """
     args = trainer.args
     card.setdefault("model_name", repository_name(args).rpartition("/")[2])
@@ -209,7 +204,7 @@ def push_model(
     if model_tags is not None:
         tags = card.get("tags")
         card["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags or []), *model_tags]))
-    # In all processes, and before anything is done.
+    # Fail in all processes, and before any work.
     inspect.signature(trainer.create_model_card).bind(**card)
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     token = choose_token(args, token)
@@ -219,11 +214,11 @@ def push_model(
     if not trainer.is_world_process_zero():
         return None
     trainer.create_model_card(**card)
-    # If that fails, this push replaces it.
+    # This push replaces a failed push.
     pushes = finish_earlier()
     output_dir = Path(args.output_dir)
     with create_snapshot(output_dir, "by-hand") as folder:
-        # The script may save or train again before the files are sent in the background.
+        # The script may save or train again during a push in the background.
         copy_files(output_dir, folder / "model", EXCLUDED_FILES, link=os.symlink if blocking else None)
         remove_files_with_tokens(folder / "model", args.hub_token)
     branch = args.hub_revision if revision is None else revision
@@ -236,14 +231,14 @@ def push_model(
 
 @dataclass
 class Upload:
-    """Commit that is to be made.
+    """A commit to make.
 
     Parameters:
-        message: of the commit; None is the Hub's default.
-        token: to sign in with; in no text of this object.
-        revision: the branch; None is the main one.
-        path_in_repo: folder there, whose other files are deleted in the same commit; None is the root.
-        further_files: folder whose other files are copied before they are sent, by the thread that sends.
+        message: message of the commit; None is the Hub's default.
+        token: access token, which `repr` omits.
+        revision: the branch; None is the main branch.
+        path_in_repo: target folder, whose other files the commit deletes; None is the root.
+        further_files: folder whose files are added, copied by the upload thread.
     """
 
     repository: str
@@ -258,7 +253,7 @@ class Upload:
         return f'"{self.message}" to {self.repository}'
 
     def send(self) -> Any:
-        """Make the commit, and before it the branch, unless it exists; a card that was edited on the Hub stays."""
+        """Create the branch, unless it exists, and the commit, which does not replace a card edited on the Hub."""
         from huggingface_hub import HfApi
 
         if self.further_files is not None:
@@ -279,29 +274,29 @@ class Upload:
 
 
 class PushInProgress:
-    """Pushes of a Trainer, which the Hub's client sends one at a time in the background.
+    """The pushes of a Trainer, which the Hub's client uploads in sequence in the background.
 
     Attributes:
-        jobs: the Futures of pushes that have not ended yet, and of those that ended last.
-        failure_at_end: what the Hub lacks, and why, when pushes were last waited for; None if it lacks nothing.
+        jobs: the Futures of running and waiting pushes, and of the last push.
+        failure_at_end: the failure of the last push at the end of training; None if it succeeded.
     """
 
     def __init__(self) -> None:
         self.jobs: list[Future[Any]] = []
         self.failure_at_end: str | None = None
         self._process = os.getpid()
-        # Its one thread takes the jobs in their order.
+        # The client's single thread runs the jobs in their order.
         self._client: Any = None
-        # Uploads of the push that failed last, which a newer push replaces.
+        # Uploads of the last failed push, which a newer push replaces.
         self._unsent: list[Upload] = []
         self._failure: str | None = None
-        # The consequence that a failure's warning names; None if the end of the training reports it.
+        # The hint in a failure's warning; None if the end of the training reports the failure.
         self._consequence: str | None = NEXT_SAVE_HINT
         self._current: Upload | None = None
         weakref.finalize(self, _remove_snapshots_of_process, self._unsent, self._process)
 
     def __reduce__(self) -> Any:
-        # A copy, also in another process, has no thread.
+        # A copy has no thread.
         return (type(self), ())
 
     def is_done(self) -> bool:
@@ -309,38 +304,34 @@ class PushInProgress:
         return all(job.done() for job in self.jobs)
 
     def wait_until_done(self, seconds: float | None = None) -> bool:
-        """Return when no push is running, or after so many seconds; whether none is running."""
+        """Wait at most these seconds for all pushes, and return whether they are done."""
         return not wait(self.jobs, seconds).not_done
 
     def cancel(self) -> None:
-        """Drop pushes that have not begun; a push that has begun continues."""
+        """Cancel pushes that have not begun."""
         self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
 
     def begin(self, uploads: list[Upload], failure: str | None = None) -> None:
-        """Send the uploads of a push in the background, after the pushes that are running.
+        """Send the uploads of a push in the background, after the running pushes.
 
         Parameters:
-            failure: the reason why there are none.
+            failure: the reason for an empty list of uploads.
         """
         self._consequence = NEXT_SAVE_HINT
         self._submit(self._send, uploads, failure)
 
     def push_by_script(self, upload: Upload, blocking: bool) -> Any:
-        """Send an upload of the script, while no push is running.
-
-        Returns:
-            what the Hub's client says of the commit, or a Future of it if `blocking` is False.
-        """
+        """Send an upload of the script, while no push is running; return the commit, or its Future if not blocking."""
         if blocking:
             return self._send_by_script([upload], is_waited_for=True)
         return self._submit(self._send_by_script, [upload], False)
 
     def finish(self) -> None:
-        """Wait for the pushes, and retry once those that failed last; a second failure is a warning."""
+        """Wait for the pushes, and retry the last failed push once; log a warning if it fails again."""
         self._consequence = None
         self._wait()
         if self._failure is not None and self._unsent:
-            logger.warning("The last push to the Hub had failed and is tried once more.")
+            logger.warning("The last push to the Hub has failed and is retried once.")
             self._submit(self._send, list(self._unsent), None)
             self._wait()
         self.failure_at_end, self._failure, self._consequence = self._failure, None, NEXT_SAVE_HINT
@@ -349,19 +340,19 @@ class PushInProgress:
             logger.warning("%s %s", self.failure_at_end, SAVED_LOCALLY_HINT)
 
     def continue_after_error(self) -> None:
-        """Report, when an error has ended training, the pushes that continue, or the last failure."""
+        """Log, when an error has ended training, the pushes that continue, or the last failure."""
         self._consequence = SAVED_LOCALLY_HINT
         if self.is_running():
-            logger.warning("%s, and goes on though training has ended.", self._description())
+            logger.warning("%s, and continues though training has ended.", self._description())
         elif self._failure is not None:
             logger.error("%s %s", self._failure, SAVED_LOCALLY_HINT)
 
     def is_running(self) -> bool:
-        """Return whether a push is running in this process; in a fork of it there is no thread."""
+        """Return whether a push is running in this process; a fork has no thread."""
         return self._process == os.getpid() and not self.is_done()
 
     def finish_before_exit(self) -> None:
-        """Wait for running pushes when the program ends, until an interruption."""
+        """Wait for running pushes when the program ends, until Ctrl-C."""
         description = self._description()
         try:
             logger.warning("%s. The program ends when that is done; Ctrl-C ends it at once.", description)
@@ -369,8 +360,8 @@ class PushInProgress:
         except KeyboardInterrupt:
             self.cancel()
             logger.error("%s, and the program ends without it.", description)
-            # The exit functions of Python's pools, which come next, would wait for the thread again. Python reports the
-            # interruption of its end as an error that it ignores, with a traceback.
+            # The exit functions of Python's pools would wait for the thread again, and then report this interruption
+            # with a traceback.
             sys.unraisablehook = lambda unraisable: None
             raise
 
@@ -393,17 +384,17 @@ class PushInProgress:
             logger.warning("%s, and is waited for, %.0f s so far.", self._description(), time.monotonic() - start)
 
     def _description(self) -> str:
-        return f"{'A push to the Hub' if self._current is None else f'The push of {self._current}'} is on its way"
+        return f"{'A push to the Hub' if self._current is None else f'The push of {self._current}'} is running"
 
     def _send(self, uploads: list[Upload], failure: str | None) -> None:
         unsent, self._failure = uploads, failure
         try:
-            for place, upload in enumerate(uploads):
-                self._current, unsent = upload, uploads[place:]
+            for index, upload in enumerate(uploads):
+                self._current, unsent = upload, uploads[index:]
                 upload.send()
             unsent = []
         except Exception as error:
-            # The uploads after it would most likely fail as well, and delay the next save.
+            # Later uploads would most likely fail too, and delay the next save.
             failed = unsent[0]
             self._failure = f"Pushing {failed} failed ({describe_error(error, failed.token)}). {advise(error)}".rstrip()
         self._end_push(uploads, unsent)
@@ -423,7 +414,7 @@ class PushInProgress:
             self._end_push(uploads, self._unsent)
 
     def _end_push(self, uploads: list[Upload], unsent: list[Upload]) -> None:
-        """Note what was not sent of a push, and remove the files of all other uploads."""
+        """Record unsent uploads, and remove the files of all others."""
         folders = _folders_of([*self._unsent, *uploads]) - _folders_of(unsent)
         self._current, self._unsent[:] = None, unsent
         remove_snapshots(*folders)
@@ -434,7 +425,7 @@ def _folders_of(uploads: list[Upload]) -> set[Path]:
 
 
 def _remove_snapshots_of_process(uploads: list[Upload], process: int) -> None:
-    # In a fork they still belong to the first process.
+    # A fork does not own them.
     if os.getpid() == process:
         remove_snapshots(*_folders_of(uploads))
 
@@ -444,8 +435,8 @@ _active_pushes: weakref.WeakSet[PushInProgress] = weakref.WeakSet()
 
 @functools.cache
 def _register_exit_function() -> None:
-    # Python's pools, which the Hub's client uploads with, accept no work once the program ends. The function is called
-    # before theirs because it is registered later, after a pool was made.
+    # The Hub's client uploads with Python's pools, which accept no work after their exit functions. This function is
+    # called before those, since it is registered later.
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(_finish_before_exit)
@@ -463,29 +454,28 @@ def _finish_before_exit() -> None:
 def copy_files(
     source: Path,
     target: Path,
-    left_out: Collection[str] = (),
+    excluded: Collection[str] = (),
     link: Callable[[Path, Path], None] | None = os.link,
 ) -> None:
-    """Copy the files of a checkpoint or of output_dir that are not in a folder yet.
+    """Copy the files of a checkpoint or of output_dir that the target folder lacks.
 
     Parameters:
-        left_out: patterns of names.
-        link: links a large file, which takes no time and no space, if nothing writes into it while it is sent, as for a
-            complete checkpoint; None copies it.
+        excluded: patterns of names.
+        link: links a large file, if it is not modified during the push, such as in a complete checkpoint; None copies.
     """
     target.mkdir(parents=True, exist_ok=True)
     for parent, folders, names in os.walk(source):
-        # A folder with Lightning's state is a checkpoint of a `lightning.Trainer`, whose name is up to its user.
-        others = (name for name in folders if not Path(parent, name, LIGHTNING_STATE_NAME).is_file())
-        folders[:] = sorted(name for name in others if name != SNAPSHOT_DIR)
+        # A folder with Lightning's state is a checkpoint of a `lightning.Trainer`, under any name.
+        copied = (name for name in folders if not Path(parent, name, LIGHTNING_STATE_NAME).is_file())
+        folders[:] = sorted(name for name in copied if name != SNAPSHOT_DIR)
         for path in (Path(parent, name) for name in sorted(names)):
             name = path.relative_to(source).as_posix()
             if (
                 path.is_file()
                 and not (target / name).exists()
-                and not any(fnmatch(name, pattern) for pattern in left_out)
+                and not any(fnmatch(name, pattern) for pattern in excluded)
             ):
-                # A callback may delete a file meanwhile.
+                # A callback may delete the file.
                 with contextlib.suppress(FileNotFoundError):
                     _copy_file(path, target / name, link)
 
@@ -495,7 +485,7 @@ def _copy_file(source: Path, target: Path, link: Callable[[Path, Path], None] | 
     target.parent.mkdir(parents=True, exist_ok=True)
     if link is not None and size > MAX_COPIED_BYTES:
         with contextlib.suppress(OSError):
-            # A link to a link would end where that is deleted.
+            # Link to the file itself, since an intermediate link may be deleted.
             link(source.resolve(), target)
             return
     shutil.copyfile(source, target)
@@ -503,10 +493,7 @@ def _copy_file(source: Path, target: Path, link: Callable[[Path, Path], None] | 
 
 @contextlib.contextmanager
 def create_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
-    """Run a block that fills the folder of a push, which is removed again if that fails, as on a full disk.
-
-    Other runs in output_dir leave the folder alone as long as this process lives.
-    """
+    """Create and lock the folder of a push, which the block fills, and remove it if the block fails."""
     # The script may change its working directory before the push ends.
     folder = output_dir.resolve() / SNAPSHOT_DIR / f"{name}-{uuid.uuid4().hex[:8]}"
     lock_folder(folder)
@@ -518,15 +505,15 @@ def create_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
 
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
-    """Remove what runs that were killed left of their pushes, and nothing of a run that is alive."""
+    """Remove the snapshots of killed runs."""
     for folder in sorted((output_dir / SNAPSHOT_DIR).glob("*")):
-        # On a file system without locks it is not known whose the folder is, so that it stays.
+        # Without locks in the file system the owner is unknown, and the folder is not removed.
         if is_abandoned(folder):
             remove_snapshots(folder)
 
 
 def remove_snapshots(*folders: Path) -> None:
-    """Remove snapshots, and the folder of all with the last one."""
+    """Remove snapshots, and their parent folder if it is empty then."""
     for folder in folders:
         get_store(folder).close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,4 @@
-"""The repository on the Hub: its name and branch, who signs in, what errors mean to who trains, and texts and files
-without access tokens.
-"""
+"""The repository on the Hub: name and branch, authentication, advice on errors, and redaction of access tokens."""
 
 from __future__ import annotations
 
@@ -25,9 +23,9 @@ logger = logging.getLogger(__name__)
 CARD_NAME = "README.md"
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
-# Prefix of references that the Hub itself makes, as for a pull request.
+# Prefix of references that the Hub creates itself, such as pull requests.
 HUB_REFERENCE_PREFIX = "refs/"
-# Status of an answer -> what to do about it.
+# HTTP status -> advice.
 ADVICE: dict[int, str] = {
     401: "The token is missing, wrong or expired: log in with `hf auth login`, or set hub_token to one that may write.",
     402: "The account's plan does not cover this: free storage, or push to another namespace with hub_model_id.",
@@ -39,14 +37,14 @@ ADVICE: dict[int, str] = {
     429: "Too many requests were sent: push less often (save_steps).",
 }
 SERVER_ERROR_ADVICE = "The Hub itself has a problem; push again later."
-# As behind a firewall that lets only the Hub itself through.
+# For example behind a firewall that only admits the Hub itself.
 XET_ADVICE = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 UNREACHABLE_ADVICE = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
 # The form of any token of the Hub.
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-# Bytes of each file that are searched: names and pickled values stand before tensors.
+# Bytes to search in each file: names and pickled values are stored before tensors.
 MAX_SEARCHED_BYTES = 16 << 20
-# If a class has one of these in its name, there was no answer.
+# Parts of the names of errors without a response.
 CONNECTION_ERROR_NAMES = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
 
@@ -56,7 +54,7 @@ class HubState:
 
     Attributes:
         model_id: the repository's id; None until it is created.
-        pushes: what is pushed in the background; None before the first push.
+        pushes: the pushes in the background; None before the first push.
     """
 
     model_id: str | None = None
@@ -68,21 +66,22 @@ class PushError(RuntimeError):
 
 
 def repository_name(args: TrainingArguments) -> str:
-    """Return the repository's name, with or without its namespace: `hub_model_id`, or the name of the output folder."""
+    """Return `hub_model_id`, or the name of the output folder, which has no namespace."""
     return args.hub_model_id or Path(str(args.output_dir)).absolute().name
 
 
 def choose_token(args: TrainingArguments, token: str | None = None) -> str | None:
-    """Return the token to sign in with, by default `hub_token`; None lets the Hub's client take the one logged in."""
+    """Return the access token, by default `hub_token`; None selects the logged-in token."""
     chosen = args.hub_token if token is None else token
-    # White space around it, as a file's last line has it, would be refused with an error that shows the token.
+    # White space, such as a file's last newline, would be refused with an error that contains the token.
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
 
 
 def make_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
-    """Create the repository unless there is one, and the branch of `hub_revision`; return its id.
+    """Create the repository and the branch of `hub_revision`, unless they exist; return the repository's id.
 
-    Token and privacy may be given instead of `hub_token` and `hub_private_repo`.
+    Parameters:
+        token, private: by default `hub_token` and `hub_private_repo`.
     """
     from huggingface_hub import HfApi
 
@@ -90,13 +89,13 @@ def make_repository(args: TrainingArguments, token: str | None = None, private: 
     private = args.hub_private_repo if private is None else private
     name = repository_name(args)
     with explain_errors(f"creating the repository {name}", token):
-        found: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
-        make_branch(found, args.hub_revision, token)
-    return found
+        repository: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
+        make_branch(repository, args.hub_revision, token)
+    return repository
 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:
-    """Create a branch unless it is there, or is none that can be created."""
+    """Create a branch, unless it exists or its name is a reference of the Hub itself."""
     if revision is not None and revision != MAIN_BRANCH and not revision.startswith(HUB_REFERENCE_PREFIX):
         from huggingface_hub import HfApi
 
@@ -108,7 +107,7 @@ def make_branch(repository: str, revision: str | None, token: str | None) -> Non
 
 @contextlib.contextmanager
 def explain_errors(doing: str, token: str | None) -> Iterator[None]:
-    """A block whose errors get a note that says what to do; one that shows the token is replaced by a PushError."""
+    """Add advice to errors of the block; replace an error that contains the token by a PushError."""
     try:
         yield
     except Exception as error:
@@ -117,12 +116,12 @@ def explain_errors(doing: str, token: str | None) -> Iterator[None]:
             raise PushError(f"{doing} failed ({describe_error(error, token)}). {advise(error)}".rstrip()) from None
         advice = advise(error)
         if advice:
-            add_note(error, f"It came when {doing}. {advice}")
+            add_note(error, f"It was raised when {doing}. {advice}")
         raise
 
 
 def advise(error: BaseException) -> str:
-    """Return what to do about an error of a push; empty if its text has to do."""
+    """Return advice on an error of a push, or an empty string."""
     for link in error_and_reasons(error):
         status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -135,18 +134,18 @@ def advise(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException, *tokens: Any) -> str:
-    """Return kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
-    words = " ".join(str(error).split())
-    return redact_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
+    """Return class and message of an error in one line, without access tokens."""
+    message = " ".join(str(error).split())
+    return redact_tokens(f"{type(error).__name__}: {message}" if message else type(error).__name__, *tokens)
 
 
 # ---- Access tokens ---------------------------------------------------------------------------------------------------
 
 
-def find_tokens(*given: Any) -> list[str]:
-    """Return tokens that the process could sign in with: those that are given, and those that are logged in."""
-    tokens = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
-    # If the client cannot find out who is logged in, its own error says so when it signs in.
+def find_tokens(*further: Any) -> list[str]:
+    """Return the access tokens of this process, and further tokens."""
+    tokens = [*further, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
+    # An error here occurs again, with an explanation, when the client signs in.
     with contextlib.suppress(Exception):
         from huggingface_hub import get_token
 
@@ -154,22 +153,22 @@ def find_tokens(*given: Any) -> list[str]:
     return list(dict.fromkeys(token.strip() for token in tokens if isinstance(token, str) and token.strip()))
 
 
-def redact_tokens(text: str, *given: Any) -> str:
-    """Return a text without any of the tokens that are given or logged in, and without what looks like one."""
-    for token in find_tokens(*given):
+def redact_tokens(text: str, *further: Any) -> str:
+    """Return a text without access tokens of this process, further tokens, and strings that look like tokens."""
+    for token in find_tokens(*further):
         text = text.replace(token, mask_secret("hub_token"))
-    plain: str = redact_secrets(HUB_TOKEN.sub(mask_secret("hub_token"), text))
-    return plain
+    redacted: str = redact_secrets(HUB_TOKEN.sub(mask_secret("hub_token"), text))
+    return redacted
 
 
-def contains_token(text: str, *given: Any) -> bool:
-    """Return whether one of the tokens, or what looks like one, is in a text."""
-    return HUB_TOKEN.search(text) is not None or any(token in text for token in find_tokens(*given))
+def contains_token(text: str, *further: Any) -> bool:
+    """Return whether a text contains a token, or a string that looks like a token."""
+    return HUB_TOKEN.search(text) is not None or any(token in text for token in find_tokens(*further))
 
 
-def remove_files_with_tokens(folder: Path, *given: Any) -> None:
-    """Remove each file with a token, given or logged in, from a folder that is about to be pushed, with a warning."""
-    secrets = [token.encode() for token in find_tokens(*given)]
+def remove_files_with_tokens(folder: Path, *further: Any) -> None:
+    """Remove files that contain tokens from a folder to push, with a warning."""
+    secrets = [token.encode() for token in find_tokens(*further)]
     for path in filter(Path.is_file, sorted(folder.rglob("*"))):
         with path.open("rb") as file:
             content = file.read(MAX_SEARCHED_BYTES)

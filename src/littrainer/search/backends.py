@@ -1,10 +1,10 @@
-"""The libraries that can run a search, by name; a script may add its own backend to the table."""
+"""The libraries that can run a search, by name; a script may add a backend to the table."""
 
 from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggest_name
@@ -12,13 +12,16 @@ from littrainer.runtime.notes import kind_of
 from littrainer.search.parameters import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
 from littrainer.search.record import BestRun
 
+if TYPE_CHECKING:
+    from littrainer.search.trial import SearchTrainer
+
 
 class HyperParamSearchBackendBase:
     """A library that runs a search; derive from it and enter the class in `ALL_HYPERPARAMETER_SEARCH_BACKENDS`.
 
     Attributes:
         name: its name in `backend=`.
-        pip_package: the package to install for it; None if that is its name.
+        pip_package: the package to install; None if it equals the name.
     """
 
     name: str
@@ -29,7 +32,9 @@ class HyperParamSearchBackendBase:
         """Return whether the library is installed."""
         raise NotImplementedError("A backend has to say whether it is available.")
 
-    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+    def run(
+        self, trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any
+    ) -> BestRun | list[BestRun] | None:
         """Run the search and return the best trial."""
         raise NotImplementedError(f"{type(self).__name__} has to define run().")
 
@@ -57,17 +62,16 @@ class _LibraryBackend(HyperParamSearchBackendBase):
         """Return whether the library is installed."""
         return all(find_spec(name) is not None for name in cls.modules)
 
-    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+    def run(
+        self, trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any
+    ) -> BestRun | list[BestRun] | None:
         """Run the search; the keywords are the library's."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
 
 
 class OptunaBackend(_LibraryBackend):
-    """Optuna: trials one after the other in this process, or `n_jobs` at once in several.
-
-    A search takes the keywords of `create_study` and `Study.optimize`.
-    """
+    """Optuna, with the keywords of `create_study` and `Study.optimize`; `n_jobs` trials run in parallel processes."""
 
     name = "optuna"
     modules = ("optuna",)
@@ -76,10 +80,7 @@ class OptunaBackend(_LibraryBackend):
 
 
 class RayTuneBackend(_LibraryBackend):
-    """Ray Tune: trials at once in several processes, on one machine or several.
-
-    A search takes the keywords of `ray.tune.run`.
-    """
+    """Ray Tune, with the keywords of `ray.tune.run`; trials run in parallel processes, on any number of machines."""
 
     name = "ray"
     pip_package = "'ray[tune]'"
@@ -89,10 +90,7 @@ class RayTuneBackend(_LibraryBackend):
 
 
 class WandbBackend(_LibraryBackend):
-    """Weights & Biases: a sweep whose agent runs in this process.
-
-    A search takes `sweep_id`, `project`, `name`, `entity` and `metric`.
-    """
+    """A sweep of Weights & Biases, with `sweep_id`, `project`, `name`, `entity` and `metric`; its agent runs here."""
 
     name = "wandb"
     modules = ("wandb",)
@@ -100,15 +98,15 @@ class WandbBackend(_LibraryBackend):
     default_hp_space = staticmethod(default_hp_space_wandb)
 
 
-def run_hp_search_ray(trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> Any:
-    """Search on Ray Tune; the module of that search imports Ray."""
+def run_hp_search_ray(trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any) -> Any:
+    """Search on Ray Tune, without importing Ray before."""
     return RayTuneBackend().run(trainer, n_trials, direction, **kwargs)
 
 
 ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]] = {
     HPSearchBackend(backend.name): backend for backend in (OptunaBackend, RayTuneBackend, WandbBackend)
 }
-"""Member of HPSearchBackend, or the name of a script's own backend -> its class; the first one installed is default."""
+"""Member of HPSearchBackend, or name of a script's backend -> its class; the first installed backend is the default."""
 
 
 def default_hp_search_backend() -> str:
@@ -122,15 +120,15 @@ def default_hp_search_backend() -> str:
 
 
 def find_backend(name_or_member: Any) -> tuple[Any, HyperParamSearchBackendBase]:
-    """Return the key in the table of the backend that `backend=` names, and the backend.
+    """Return the key of a backend in the table, and the backend.
 
     Raises:
-        ValueError: there is none of that name.
-        RuntimeError: it is not installed.
+        ValueError: the name is unknown.
+        RuntimeError: the backend is not installed.
     """
     name = default_hp_search_backend() if name_or_member is None else getattr(name_or_member, "value", name_or_member)
     if not isinstance(name, str):
-        raise TypeError(f"backend={name!r} is {kind_of(name)}; give the name of one, such as 'optuna'.")
+        raise TypeError(f"backend={name!r} is {kind_of(name)}; give a name, such as 'optuna'.")
     keys = {getattr(key, "value", key): key for key in ALL_HYPERPARAMETER_SEARCH_BACKENDS}
     if name not in keys:
         raise ValueError(f"backend={name!r} is not known ({suggest_name(str(name), keys)}).")

@@ -1,7 +1,7 @@
-"""A search in several processes: the first one draws and decides, and all train each trial together.
+"""A search whose trials several processes train together.
 
-As in transformers the first process calls the space before the model is made, and the others get the drawn values as a
-fixed trial. The objective, and whether a trial is pruned, are the first process's.
+The first process draws the parameters, as in transformers before the model is made, and broadcasts them as a fixed
+trial. It also decides objective and pruning.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from littrainer.distributed.collectives import (
 )
 from littrainer.distributed.failures import publish_failure
 from littrainer.search.parameters import SearchMistake, call_space
-from littrainer.search.trial import run_trial
+from littrainer.search.trial import SearchTrainer, run_trial
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 Value = TypeVar("Value")
 TrialRunner = Callable[[Any], Any]
-# After the first of several processes has failed in a trial.
+# From the first failure in a trial to the last.
 MAX_WAIT_FOR_FAILURES_S = 60.0
 
 
 class _EndSearch(NamedTuple):
-    """The message after the last trial: the result of the search, or the error that has ended it."""
+    """The message after the last trial, with the result of the search or the error that ended it."""
 
     result: Any = None
     error: str | None = None
 
 
 def reject_multiple_processes(args: TrainingArguments, option: str) -> None:
-    """Raise a SearchMistake if several processes train each trial, and an option such as `n_jobs=4` runs it in one."""
+    """Raise a SearchMistake if several processes train each trial, which contradicts options such as `n_jobs=4`."""
     if args.world_size > 1:
         raise SearchMistake(
             f"{option} runs each trial in one process, and here {args.world_size} processes train one model together. "
@@ -51,17 +51,17 @@ def reject_multiple_processes(args: TrainingArguments, option: str) -> None:
         )
 
 
-def search_with_all(trainer: Any, search: Callable[[TrialRunner], Value]) -> Value:
+def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Value]) -> Value:
     """Run a search whose trials all processes train together, and return its result in all of them.
 
     Parameters:
-        search: called in the first process alone, with a function that runs a trial in all processes and returns its
-            objective, or raises the error that ended it. Between trials it must not use collectives.
+        search: called in the first process only, with a function that runs a trial in all processes and returns its
+            objective, or raises its error. Between trials it must not use collectives.
 
     Raises:
-        FailedElsewhere: `search` has failed in the first process; there the error itself is raised, and in a process
-            in which the last trial has failed, the error of that trial.
-        LostProcess: a process has ended, or is at another place of the program.
+        FailedElsewhere: `search` has failed in the first process, which raises the error itself. A process in which the
+            last trial has failed raises that trial's error.
+        LostProcess: a process has ended or is not in sync.
     """
     if not is_distributed():
         return search(functools.partial(run_trial, trainer))
@@ -77,19 +77,19 @@ def search_with_all(trainer: Any, search: Callable[[TrialRunner], Value]) -> Val
     return result
 
 
-def _start_trial(trainer: Any, trial: Any) -> Any:
-    """Run a trial in all processes, from the first one; the message to the others is the trial."""
+def _start_trial(trainer: SearchTrainer, trial: Any) -> Any:
+    """Broadcast a trial from the first process and run it."""
     message = trial
     if not isinstance(trial, dict):
         call_space(trainer.hp_space, trial)
-        # The library is loaded by the search that has made the trial.
+        # The search has loaded the library.
         message = importlib.import_module("optuna").trial.FixedTrial(dict(trial.params), trial.number)
     broadcast_object(message)
     return _run_trial_on_all_ranks(trainer, trial)
 
 
-def _run_trials_of_first(trainer: Any) -> Any:
-    """Run the trials that the first process starts, until it ends the search."""
+def _run_trials_of_first(trainer: SearchTrainer) -> Any:
+    """Run the trials that the first process broadcasts until it ends the search."""
     failure: Exception | None = None
     while not isinstance(message := broadcast_object(cast("Any", None)), _EndSearch):
         failure = None
@@ -107,8 +107,8 @@ def _run_trials_of_first(trainer: Any) -> Any:
     raise FailedElsewhere(f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}")
 
 
-def _run_trial_on_all_ranks(trainer: Any, trial: Any) -> Any:
-    """Run a trial that has failed if it fails in one process; a LostProcess if the others wait in the middle of it."""
+def _run_trial_on_all_ranks(trainer: SearchTrainer, trial: Any) -> Any:
+    """Run a trial, which fails if any process fails; raise a LostProcess if the other processes hang in it."""
     name = f"trial {trial.number}" if hasattr(trial, "number") else "a trial"
     with raise_on_all_ranks(name):
         try:
@@ -120,7 +120,7 @@ def _run_trial_on_all_ranks(trainer: Any, trial: Any) -> Any:
             if not barrier_with_timeout(MAX_WAIT_FOR_FAILURES_S):
                 raise LostProcess(
                     f"Process {dist.get_rank()} cannot continue the search: {name} failed here with "
-                    f"{type(error).__name__}: {error}, and the others wait for it in the middle of that trial."
+                    f"{type(error).__name__}: {error}, and the other processes wait for it in the middle of that trial."
                 ) from error
             raise
         barrier_with_timeout(0)

@@ -1,4 +1,4 @@
-"""A search with Optuna: the study, the state of each of its trials, and a search that is resumed."""
+"""A search with Optuna: its study, the states of its trials, and its resumption."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from littrainer.search.record import (
     format_error,
     make_no_trial_error,
 )
-from littrainer.search.trial import TRIAL_FAILURES, is_trial_failure
+from littrainer.search.trial import TRIAL_FAILURES, SearchTrainer, is_trial_failure
 from littrainer.search.trial_processes import TrialProcesses, count_jobs
 
 logger = logging.getLogger(__name__)
 
 SEARCH, ERROR, FOLDER = "littrainer:search", "littrainer:error", "littrainer:folder"
-"""Attributes of a trial: the id of its search; the reason of its failure; its run folder."""
+"""Attributes of a trial: the id of its search, the reason of its failure, its run folder."""
 NOTE_PREFIX = "littrainer:search:"
-"""A study's attribute of this name and a search's id names the process of the search; None when the search is over."""
+"""Prefix, before a search's id, of the study's attribute for the process of the search; None after its end."""
 
 STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUNNING}
-"""Optuna's states of trials -> the record's; a trial that waits has not begun."""
+"""Optuna's states of trials -> the record's; waiting trials have none."""
 
 
 def run_hp_search_optuna(
-    trainer: Any, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
+    trainer: SearchTrainer, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
 ) -> BestRun | list[BestRun]:
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
 
@@ -86,14 +86,14 @@ def run_hp_search_optuna(
             study = optuna.create_study(storage=shared, directions=directions, **for_study)
             _check_directions(study, directions)
             current = OptunaSearch(trainer, study, run_trial, catch)
-            left = n_trials if storage is None or n_trials is None else current.resume(n_trials)
-            keywords = {"n_trials": left, **for_optimize, "n_jobs": jobs}
+            remaining = n_trials if storage is None or n_trials is None else current.resume(n_trials)
+            keywords = {"n_trials": remaining, **for_optimize, "n_jobs": jobs}
             keywords["callbacks"] = [current.write_record, *(for_optimize.get("callbacks") or ())]
             try:
                 if jobs == 1:
                     current.optimize(**keywords)
                 else:
-                    # This thread receives Ctrl-C and interrupts the processes; then the other thread ends.
+                    # This thread receives Ctrl-C and interrupts the processes, which ends the other thread.
                     with ThreadPoolExecutor(1) as thread, TrialProcesses(trainer, study, jobs, folder) as processes:
                         current.run_trial, current.interrupt_processes = processes.run, processes.interrupt
                         thread.submit(current.optimize, **keywords).result()
@@ -106,7 +106,7 @@ def run_hp_search_optuna(
 
 
 def _storage_for_processes(storage: Any, folder: str) -> Any:
-    """Return a storage that several processes can write to: the user's, or a file for a study in memory."""
+    """Return the user's storage, or a file for a study in memory, for several processes."""
     from optuna.storages import InMemoryStorage, JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -129,16 +129,18 @@ def _check_directions(study: Any, directions: list[str]) -> None:
 
 
 class OptunaSearch:
-    """The trials of one search in a study.
+    """The trials of a search in a study.
 
     Parameters:
-        run_trial: trains with a trial, and returns its objective or raises the error that ended it.
+        run_trial: trains with a trial and returns its objective.
         catch: errors of a trial after which the search continues.
     """
 
-    def __init__(self, trainer: Any, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]):
+    def __init__(
+        self, trainer: SearchTrainer, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]
+    ):
         self.trainer, self.study, self.run_trial, self.catch = trainer, study, run_trial, catch
-        # Interrupts the trials that run at the same time.
+        # Interrupts concurrent trials.
         self.interrupt_processes: Callable[[], None] = lambda: None
         # The error that ends the search.
         self.error: Exception | None = None
@@ -148,27 +150,27 @@ class OptunaSearch:
         self._lock = threading.Lock()
 
     def resume(self, n_trials: int) -> int:
-        """Continue a search of as many trials in this study that this machine did not finish; return the number left.
+        """Resume an unfinished search of this machine with as many trials, and return the number of remaining trials.
 
-        Its interrupted trials are queued again, and the sampler draws other numbers than at its start.
+        Interrupted trials are queued again, and the sampler is reseeded.
         """
-        host, process, left = socket.gethostname(), os.getpid(), n_trials
+        host, process, remaining = socket.gethostname(), os.getpid(), n_trials
         for name, note in self.study.user_attrs.items():
             if not name.startswith(NOTE_PREFIX) or not note or (note["host"], note["n_trials"]) != (host, n_trials):
                 continue
             if note["pid"] == process or not is_running(note["pid"]):
                 self._id = name.removeprefix(NOTE_PREFIX)
-                left -= self._queue_interrupted_trials()
+                remaining -= self._queue_interrupted_trials()
                 logger.warning(
                     f"The study {self.study.study_name!r} holds a search that was interrupted, which continues: "
-                    f"{n_trials - left} of its {n_trials} trials have ended."
+                    f"{n_trials - remaining} of its {n_trials} trials have ended."
                 )
                 break
         self.study.set_user_attr(f"{NOTE_PREFIX}{self._id}", {"host": host, "pid": process, "n_trials": n_trials})
-        return max(0, left)
+        return max(0, remaining)
 
     def _queue_interrupted_trials(self) -> int:
-        """Queue the trials again that were interrupted, and return how many have ended."""
+        """Queue interrupted trials again, and return the number of trials that ended."""
         from optuna.trial import TrialState
 
         ended = 0
@@ -178,7 +180,7 @@ class OptunaSearch:
             if trial.state == TrialState.RUNNING:
                 self._queue_again(trial)
                 self.study.tell(trial.number, state=TrialState.FAIL)
-            # An interrupted trial has neither of these.
+            # Neither is true of an interrupted trial.
             ended += trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
         self.study.sampler.reseed_rng()
         return ended
@@ -190,7 +192,7 @@ class OptunaSearch:
         self.study.add_trial(create_trial(state=TrialState.WAITING, **drawn))
 
     def finish(self) -> None:
-        """Note that no call resumes this search."""
+        """Record that this search is not to be resumed."""
         if f"{NOTE_PREFIX}{self._id}" in self.study.user_attrs:
             self.study.set_user_attr(f"{NOTE_PREFIX}{self._id}", None)
 
@@ -199,7 +201,7 @@ class OptunaSearch:
         try:
             self.study.optimize(self._objective, catch=self.catch, **keywords)
         except KeyboardInterrupt:
-            # An error has interrupted the trials that ran at the same time.
+            # An error has interrupted concurrent trials.
             if self.error is None:
                 raise
         if self.error is not None:
@@ -217,11 +219,11 @@ class OptunaSearch:
                     f"{len(self.study.directions)}: give as many directions as there are objectives."
                 )
             if any(map(math.isnan, values)):
-                # Such a trial has failed for Optuna.
+                # Optuna counts this trial as failed.
                 trial.set_user_attr(ERROR, "the objective is nan")
             return objective
         except KeyboardInterrupt:
-            # A call that resumes the search repeats the trial.
+            # A resumed search repeats the trial.
             self._queue_again(self.study._storage.get_trial(trial._trial_id))
             raise
         except Exception as error:
@@ -234,21 +236,20 @@ class OptunaSearch:
                 self.interrupt_processes()
             raise
         finally:
-            # A trial that failed early may lack a parameter that `hp_name` reads.
+            # After an early failure `hp_name` may miss a parameter.
             with contextlib.suppress(Exception):
-                # A trial in a process of its own has its parameters in the storage only.
+                # Parameters drawn in another process are in the storage only.
                 named = trial if trial.params else self.study._storage.get_trial(trial._trial_id)
                 folder = self.trainer._get_output_dir(named)
                 if os.path.isdir(folder):
                     trial.set_user_attr(FOLDER, folder)
 
     def write_record(self, *_: Any) -> None:
-        """Write the record of all trials of the study; Optuna calls this after each trial."""
+        """Write the record of all trials; Optuna calls this after each trial."""
         with self._lock:
             self._record.update(self._collect_trial_records())
 
     def _collect_trial_records(self) -> list[TrialRecord]:
-        """Return all trials of the study that have begun."""
         trials = self.study.get_trials(deepcopy=False)
         return [self._make_trial_record(trial) for trial in trials if trial.state.name in STATES]
 
@@ -265,7 +266,7 @@ class OptunaSearch:
         return record
 
     def best_runs(self) -> BestRun | list[BestRun]:
-        """Return the best trial, or with several objectives all that no other surpasses."""
+        """Return the best trial, or the Pareto-optimal trials of several objectives."""
         trials = self._collect_trial_records()
         if not any(trial.state == COMPLETE for trial in trials):
             raise make_no_trial_error(trials, "With catch=() a search ends at the first failure, with its traceback.")
@@ -276,7 +277,7 @@ class OptunaSearch:
 
 
 def describe_distribution(distribution: Any) -> dict[str, Any]:
-    """Describe one of Optuna's distributions, as `TrialRecord.distributions` has it."""
+    """Return one of Optuna's distributions in the format of `TrialRecord.distributions`."""
     if hasattr(distribution, "choices"):
         return {"kind": "categorical", "choices": list(distribution.choices)}
     kind = "int" if type(distribution).__name__.startswith("Int") else "float"

@@ -1,4 +1,4 @@
-"""The parameters of a trial: the default spaces, and how a trial sets training arguments."""
+"""The parameters of a trial: default spaces, and assignment to training arguments."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-6, 1e-4
 MAX_EPOCHS = 5
 MAX_SEED = 40
 MICRO_BATCH_SIZES = [4, 8, 16, 32, 64]
-# An entry of Ray's configuration for its logger.
+# Ray's logger is configured by this entry.
 IGNORED_CONFIG_KEYS = ("wandb",)
 
 
 class SearchMistake(TypeError):
-    """The script's space, objective or model is wrong for all drawn values: the search ends."""
+    """The script's space, objective or model is wrong for all trials, which ends the search."""
 
 
 def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
-    """Ask an Optuna trial for learning rate, epochs, seed and micro-batch size."""
+    """Draw learning rate, epochs, seed and micro-batch size from an Optuna trial."""
     return {
         "learning_rate": trial.suggest_float("learning_rate", MIN_LEARNING_RATE, MAX_LEARNING_RATE, log=True),
         "num_train_epochs": trial.suggest_int("num_train_epochs", 1, MAX_EPOCHS),
@@ -44,7 +44,7 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Return the same four hyperparameters as domains of Ray Tune."""
+    """Return the same hyperparameters as domains of Ray Tune."""
     tune: Any = importlib.import_module("ray.tune")
     return {
         "learning_rate": tune.loguniform(MIN_LEARNING_RATE, MAX_LEARNING_RATE),
@@ -55,10 +55,10 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
-    """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases."""
+    """Return the same hyperparameters as the configuration of a Weights & Biases sweep."""
     parameters = {
         "learning_rate": {"distribution": "uniform", "min": MIN_LEARNING_RATE, "max": MAX_LEARNING_RATE},
-        # One epoch more than with the other libraries, as in transformers.
+        # As in transformers, the maximum is higher by 1 than for the other libraries.
         "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": MAX_EPOCHS + 1},
         "seed": {"distribution": "int_uniform", "min": 1, "max": MAX_SEED},
         "per_device_train_batch_size": {"values": MICRO_BATCH_SIZES},
@@ -67,20 +67,20 @@ def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
 
 
 def call_space(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
-    """Return the dict of a space function for a trial; a SearchMistake if it fails or returns something else."""
+    """Return the dict of a space function for a trial; raise a SearchMistake if it fails or returns another type."""
     try:
-        found = space(trial)
+        parameters = space(trial)
     except Exception as error:
         if is_a(error, "pruned trial") or isinstance(error, SearchMistake | FailedElsewhere | LostProcess):
             raise
         raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Mapping):
-        what = "nothing" if found is None else kind_of(found)
+    if not isinstance(parameters, Mapping):
+        what = "nothing" if parameters is None else kind_of(parameters)
         raise SearchMistake(
             f"hp_space returned {what}; it has to return a dict of arguments to set by name, such as "
             '{"learning_rate": ...}.'
         )
-    return dict(found)
+    return dict(parameters)
 
 
 def get_drawn_parameters(trial: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,25 +89,20 @@ def get_drawn_parameters(trial: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
-    """Set arguments to the parameters of a trial; either all of them are set or none.
+    """Set all arguments to the parameters of a trial, or none if any fails; return the names of changed arguments.
 
     Parameters:
-        args: the training arguments.
-        parameters: values by names of arguments, or by earlier names of them. Others are skipped with a
-            warning, as in transformers.
-
-    Returns:
-        names of the arguments that have another value than before.
+        parameters: values by present or earlier names of arguments. As in transformers other names are skipped with a
+            warning.
 
     Raises:
-        SearchMistake: a value is not of its argument's type.
-        ValueError: values are out of range, or do not go together.
-        NotImplementedError: a value is not supported.
+        SearchMistake: a value has the wrong type.
+        ValueError, NotImplementedError: a value is out of range, contradicts another or is not supported.
     """
     candidate = copy.copy(args)
     earlier = earlier_names_of(type(args), parameters)
-    for name, given in parameters.items():
-        value = given.item() if getattr(given, "shape", None) == () else given
+    for name, drawn in parameters.items():
+        value = drawn.item() if getattr(drawn, "shape", None) == () else drawn
         if name in earlier:
             setattr(candidate, name, value)
         elif hasattr(args, name):
@@ -121,9 +116,9 @@ def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
 
 
 def convert_parameter(args: Any, name: str, value: Any) -> Any:
-    """Return a value as its argument has it: of the type of the value before, as in transformers.
+    """Return a value with the type of the argument's current value, as in transformers.
 
-    But 0.1 stays 0.1 if the script wrote `weight_decay=0`, and "False" is false.
+    However, 0.1 is not converted if the script wrote `weight_decay=0`, and "False" is false.
     """
     old = getattr(args, name)
     if old is None or value is None:
@@ -141,41 +136,41 @@ def convert_parameter(args: Any, name: str, value: Any) -> Any:
 
 @cache
 def _warn_of_unknown(name: str, cls: type) -> None:
-    known = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
+    names = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
     logger.warning(
-        f"A trial sets {name}, which {cls.__name__} does not have, {suggest_name(name, known)} It counts only if "
+        f"A trial sets {name}, which {cls.__name__} does not have, {suggest_name(name, names)} It counts only if "
         "model_init takes the trial and reads it."
     )
 
 
-def resolve_arguments(args: Any, given: Container[str]) -> None:
-    """Let arguments that were set decide over other names of the same things, and apply the rules of the constructor.
+def resolve_arguments(args: Any, changed: Container[str]) -> None:
+    """Copy changed aliases to their arguments, and apply the rules of the constructor.
 
     Parameters:
-        given: names of the arguments that a trial or a script has set.
+        changed: names of the arguments that a trial or a script has set.
     """
     for alias, name in ALIASES.items():
-        if alias in given and name not in given:
+        if alias in changed and name not in changed:
             setattr(args, name, getattr(args, alias))
-    if "warmup_ratio" not in given:
-        # The constructor has turned it into warmup_steps.
+    if "warmup_ratio" not in changed:
+        # The constructor has converted it to warmup_steps.
         args.warmup_ratio = None
-    if "metric_for_best_model" in given and "greater_is_better" not in given:
+    if "metric_for_best_model" in changed and "greater_is_better" not in changed:
         args.greater_is_better = None
     if isinstance(args, TrainingArguments):
-        asked_for_bars = args._asked_for_bars
-        # Not the constructor of a script's subclass, which expects to run once.
+        wants_bars = args._asked_for_bars
+        # The constructor of a script's subclass may only run once.
         try:
             TrainingArguments.__post_init__(args)
         except TypeError as error:
             raise SearchMistake(f"A trial sets an argument to a value of another type: {error}") from error
-        args._asked_for_bars = asked_for_bars
+        args._asked_for_bars = wants_bars
 
 
 def has_changed(new: Any, old: Any) -> bool:
-    """Return whether an argument has another value than before."""
+    """Return whether two values of an argument differ."""
     try:
         return new is not old and bool(new != old)
     except Exception:
-        # Objects of other libraries, arrays among them.
+        # Arrays and other objects without a truth value.
         return True

@@ -1,7 +1,7 @@
-"""A search on Ray Tune: each trial in a process that Ray starts, on this machine or on others.
+"""A search on Ray Tune: each trial runs in a process that Ray starts.
 
-Ray ends and pauses a trial by a SystemExit in `ray.tune.report`. A report is therefore made after all other actions at
-its optimizer step, so that a trial continues exactly from a checkpoint in it.
+Ray ends and pauses a trial by a SystemExit in `ray.tune.report`. Therefore this is called after all other actions at
+an optimizer step, so that a trial resumes exactly from its checkpoint.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from littrainer.search.record import (
     make_no_trial_error,
 )
 from littrainer.search.trainer_pickle import pack, unpack
-from littrainer.search.trial import is_trial_failure, run_trial
+from littrainer.search.trial import SearchTrainer, is_trial_failure, run_trial
 
-# The prefix of the names of an experiment and of its trials.
+# Prefix of the names of an experiment and its trials.
 NAME = "hyperparameter_search"
-# Entries of each result, with the evaluation's metrics.
+# Entries of a result, in addition to the evaluation's metrics.
 OBJECTIVE, STEP, LAST_STEP = "objective", "step", "max_steps"
-# Names of schedulers that need no evaluation during training, and that end trials and never pause them.
+# A scheduler that needs no evaluation during training, and the schedulers that never pause a trial.
 FIFO_SCHEDULER = "FIFOScheduler"
 NON_PAUSING_SCHEDULERS = (FIFO_SCHEDULER, "AsyncHyperBandScheduler")
-# Ray waits two seconds for the training of a trial that it has ended, too short to close the runs of trackers.
+# Ray's default of two seconds is too short to close the runs of trackers when it ends a trial.
 THREAD_TIMEOUT, MAX_SHUTDOWN_S = "TUNE_FUNCTION_THREAD_TIMEOUT_S", "60"
-# Logs every checkpoint that is passed to Ray.
+# The logger of every checkpoint that Ray receives.
 CHECKPOINT_LOGGER = "ray.train._internal.storage"
 PROCESS_DIED_MESSAGE = (
     "its process died without an error, most often as memory ran out (let fewer trials run at once, with "
@@ -57,24 +57,24 @@ PROCESS_DIED_MESSAGE = (
 )
 
 
-def search_with_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def search_with_ray(trainer: SearchTrainer, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search on Ray Tune.
 
     Parameters:
-        n_trials: samples of the space; each of them takes all values of a `grid_search` in it.
+        n_trials: samples of the space; each sample takes all values of a `grid_search`.
         direction: `minimize` or `maximize`.
-        kwargs: keywords of `ray.tune.run`. By default a trial gets one CPU, and a GPU if there is one, failed trials
+        kwargs: keywords of `ray.tune.run`. By default a trial gets a CPU and, if available, a GPU, failed trials
             do not end the search (`raise_on_failed_trial=False`), and a `CLIReporter` shows the trials. The
-            environment variable `RAY_SCOPE` selects which of a trial's objectives counts, `last` by default.
+            environment variable `RAY_SCOPE` selects the objective of a trial, `last` by default.
 
     Returns:
-        the best of the trials that have not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
+        the best trial that has not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
 
     Raises:
-        ValueError, TypeError: an unknown keyword, or trials would get more than one GPU.
-        RuntimeError: the scheduler needs evaluations while training and there are none; no trial was completed.
-        SearchMistake, or an error that hyperparameters cannot cause: a trial shows that the script is wrong, or
-            several processes search together.
+        ValueError, TypeError: an unknown keyword, or more than one GPU per trial.
+        RuntimeError: the scheduler needs evaluations during training, or no trial was completed.
+        SearchMistake, or an error that hyperparameters cannot cause: the script is wrong for every trial, or several
+            processes run this search.
     """
     args, scheduler = trainer.args, kwargs.get("scheduler")
     reject_multiple_processes(args, 'backend="ray"')
@@ -116,30 +116,29 @@ def search_with_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) 
         raise
     finally:
         trials.end()
-    # A trial that failed after a report is not compared.
+    # Ignore a trial that failed after a report.
     compared = copy.copy(analysis)
     compared.trials = [trial for trial in analysis.trials if trial.status != "ERROR"]
     best = compared.get_best_trial(OBJECTIVE, direction[:3], os.environ.get("RAY_SCOPE", "last"))
     if best is None or OBJECTIVE not in (best.last_result or {}):
         raise make_no_trial_error(list(trials.records.values()))
     if best.is_finished():
-        # Also if the scheduler stopped it.
-        trials.keep(best, COMPLETE)
+        # Even if the scheduler stopped it.
+        trials.record_state(best, COMPLETE)
     return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
 def describe_domain(domain: Any) -> dict[str, Any] | None:
-    """Describe one entry of Ray Tune's search space, as `TrialRecord.distributions` has it.
+    """Return an entry of Ray Tune's search space in the format of `TrialRecord.distributions`.
 
-    Returns:
-        None for a constant, a normal distribution, and a function that draws.
+    Constants, normal distributions and functions have no such format.
     """
     choices = getattr(domain, "categories", None)
     if isinstance(domain, dict) and list(domain) == ["grid_search"]:
         choices = domain["grid_search"]
     if choices is not None:
         return {"kind": "categorical", "choices": list(choices)}
-    # Texts have something that is called `lower`, too.
+    # Strings have `lower` too.
     if not (hasattr(domain, "get_sampler") and hasattr(domain, "lower") and hasattr(domain, "upper")):
         return None
     low, high, sampler = domain.lower, domain.upper, domain.get_sampler()
@@ -150,13 +149,13 @@ def describe_domain(domain: Any) -> dict[str, Any] | None:
     is_log = "Log" in type(getattr(sampler, "sampler", None) or sampler).__name__
     is_integer = type(domain).__name__ == "Integer"
     if is_integer and not step:
-        # Ray excludes the upper end of integers, except if it rounds them to multiples.
+        # Ray excludes the upper end of integers, unless it rounds them to multiples.
         high, step = high - 1, 1
     return {"kind": "int" if is_integer else "float", "low": low, "high": high, "log": is_log, "step": step}
 
 
 class RayTrials(ray.tune.Callback):
-    """Records the trials of a search, and the error that ends the search if the script is wrong (`mistake`)."""
+    """Recorder of a search's trials, and of the error that ends the search (`mistake`)."""
 
     def __init__(self, record: SearchRecord, hp_name: Callable[[Any], str] | None, space: dict[str, Any]) -> None:
         self.mistake: BaseException | None = None
@@ -168,40 +167,40 @@ class RayTrials(ray.tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Record that a trial runs."""
-        self.keep(trial, RUNNING)
+        self.record_state(trial, RUNNING)
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
         """Record an evaluation of a trial."""
         if OBJECTIVE in result:
-            record = self.keep(trial, RUNNING)
+            record = self.record_state(trial, RUNNING)
             record.intermediate.append((result.get(STEP, iteration), result[OBJECTIVE]))
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Record the end of a trial; a trial that the scheduler stopped before its last step is pruned."""
+        """Record the end of a trial; a trial stopped before its last step is pruned."""
         result = trial.last_result or {}
-        self.keep(trial, COMPLETE if result.get(STEP, 0) >= result.get(LAST_STEP, 0) else PRUNED)
+        self.record_state(trial, COMPLETE if result.get(STEP, 0) >= result.get(LAST_STEP, 0) else PRUNED)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """Record that a trial has failed.
 
         Raises:
-            Exception: its error, if hyperparameters cannot have caused it; this ends the search.
+            Exception: its error, if hyperparameters cannot have caused it, to end the search.
         """
         error: Any = None
-        # The file next to Ray's logs; its copy in the storage is made later.
+        # This file is next to Ray's logs; Ray copies it to the storage later.
         with contextlib.suppress(Exception):
             error = ray.cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
-        self.keep(trial, FAILED, PROCESS_DIED_MESSAGE if cause is None else format_error(cause))
+        self.record_state(trial, FAILED, PROCESS_DIED_MESSAGE if cause is None else format_error(cause))
         if cause is not None and not is_trial_failure(cause):
             self.mistake = error.as_instanceof_cause()
             raise self.mistake
 
-    def keep(self, trial: Any, state: str, error: str | None = None) -> TrialRecord:
+    def record_state(self, trial: Any, state: str, error: str | None = None) -> TrialRecord:
         """Record the state of one of Ray's trials."""
         if trial.trial_id not in self.records:
             name = f"run-{trial.trial_id}"
-            # An hp_name that fails does so in the trial's process too, which ends the search.
+            # A failing hp_name fails in the trial's process too, which ends the search.
             with contextlib.suppress(Exception):
                 name = name if self._hp_name is None else str(self._hp_name(trial.config))
             folder = str(self._record.path.parent / name)
@@ -215,7 +214,7 @@ class RayTrials(ray.tune.Callback):
         return record
 
     def end(self) -> None:
-        """Record that the trials which still run were interrupted, since the search is over."""
+        """Record running trials as interrupted, since the search is over."""
         for record in self.records.values():
             if record.state == RUNNING:
                 record.state, record.error = FAILED, INTERRUPTED
@@ -233,29 +232,29 @@ def train_trial(
     is_redirected: bool,
     checkpoints_each_report: bool,
 ) -> None:
-    """Run one trial; Ray calls this in the trial's process.
+    """Run a trial in its process; Ray calls this.
 
     Parameters:
         config: the hyperparameters that Ray has drawn.
-        packed_trainer: the Trainer as `trainer_pickle.pack` returned it.
-        path, folder: `sys.path` and the working folder of the process that searches.
-        is_redirected: whether transformers' names are redirected there.
+        packed_trainer: the result of `trainer_pickle.pack`.
+        path, folder, is_redirected: `sys.path`, working folder and redirection of transformers' names of the process
+            that started the search.
         checkpoints_each_report: whether the scheduler may pause a trial at any report.
     """
     logging.getLogger(CHECKPOINT_LOGGER).setLevel(logging.WARNING)
     os.environ.setdefault(THREAD_TIMEOUT, MAX_SHUTDOWN_S)
     sys.path.extend(entry for entry in path if entry not in sys.path)
-    # Paths of the script, and of its arguments, are relative to the folder in which the search was started.
+    # Paths in the script and in its arguments are relative to the folder in which the search was started.
     if "RAY_CHDIR_TO_TRIAL_DIR" not in os.environ and os.path.isdir(folder):
         os.chdir(folder)
     if is_redirected:
         redirect.install()
     trainer = unpack(packed_trainer)
     trainer.session.search.saves_each_report = checkpoints_each_report
-    # This process has the GPU that Ray assigns to the trial, or none.
+    # Ray has assigned a GPU, or none, to this process.
     for name in ("device", "_n_gpu"):
         vars(trainer.args).pop(name, None)
-    # A trial that was paused continues exactly.
+    # A paused trial must resume exactly.
     trainer.args.restore_callback_states_from_checkpoint = True
     checkpoint = ray.tune.get_checkpoint()
     if checkpoint is None:
@@ -266,18 +265,18 @@ def train_trial(
         run_trial(trainer, config, resume_from_checkpoint=str(run_dir))
 
 
-def report_to_ray(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Pass an evaluation to Ray: while training, after all other actions at this optimizer step."""
+def report_to_ray(trainer: SearchTrainer, metrics: dict[str, Any]) -> None:
+    """Report an evaluation to Ray, during training after all other actions at this optimizer step."""
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
         saves = trainer.control.should_save or trainer.session.search.saves_each_report
-        trainer.training_run.step.on_step_done = functools.partial(_hand_over, trainer, result, saves)
+        trainer.training_run.step.on_step_done = functools.partial(_report_result, trainer, result, saves)
     else:
-        _hand_over(trainer, result, saves=False)
+        _report_result(trainer, result, saves=False)
 
 
-def _hand_over(trainer: Any, result: dict[str, Any], saves: bool) -> None:
+def _report_result(trainer: SearchTrainer, result: dict[str, Any], saves: bool) -> None:
     working_folder = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
@@ -287,7 +286,7 @@ def _hand_over(trainer: Any, result: dict[str, Any], saves: bool) -> None:
         try:
             ray.tune.report(result, checkpoint=checkpoint)
         except SystemExit:
-            # Ray ends the trial here, in the folder of the next one; trackers close this trial's run.
+            # Ray ends the trial here and has changed the working folder; let trackers close the trial's run.
             os.chdir(working_folder)
             trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise

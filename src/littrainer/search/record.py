@@ -1,4 +1,4 @@
-"""What a search returns, and the file in its output folder that has the state of each trial."""
+"""The result of a search, and its record, a file in its output folder with the state of each trial."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SEARCH_RECORD_NAME = "hyperparameter_search.json"
 VERSION = 1
 STATES = COMPLETE, PRUNED, FAILED, RUNNING = "complete", "pruned", "failed", "running"
 INTERRUPTED = "it was interrupted"
-"""The error of a trial whose search ended before it."""
+"""The error of a trial that was running at the end of its search."""
 MAXIMIZE = "maximize"
 MAX_ERROR_CHARACTERS = 2000
 
 
 class BestRun(NamedTuple):
-    """The best trial of a search, or one of the best if it has several objectives.
+    """The best trial of a search, or a Pareto-optimal trial of several objectives.
 
     Parameters:
         run_id: the trial's id; its checkpoints are in `run-<run_id>`, unless `hp_name` names the folder.
-        objective: what `compute_objective` returned for it; a list if there are several objectives.
-        hyperparameters: the values drawn for it, under the names of the search space.
+        objective: the result of `compute_objective`; a list if there are several objectives.
+        hyperparameters: the drawn values, under the names of the search space.
         run_summary: with Ray Tune the `ExperimentAnalysis` of all trials, with Weights & Biases the sweep's id.
     """
 
@@ -46,17 +46,17 @@ class BestRun(NamedTuple):
 
 @dataclass
 class TrialRecord:
-    """One trial of a search.
+    """The record of a trial.
 
     Parameters:
-        id: the name that its backend has for it.
+        id: its id in the backend.
         state: `complete`, `pruned`, `failed` or `running`.
-        objective: a number, or one for each of several directions; None if it has none.
-        parameters: its hyperparameters; other values than JSON's are written as text.
+        objective: a number, or a list with a number for each direction.
+        parameters: its hyperparameters; values that JSON lacks are written as text.
         distributions: parameter -> `{"kind": "categorical", "choices"}`, or `{"kind": "float" or "int", "low", "high",
-            "log", "step"}` with both ends included and `step` None if any number between them may be drawn.
-        intermediate: (optimizer step, value) of each objective that was reported during training.
-        seconds: its duration, None if that is not known.
+            "log", "step"}` with inclusive bounds, and `step` None for a continuous range.
+        intermediate: (optimizer step, value) of each objective reported during training.
+        seconds: its duration, if known.
         folder: its run folder.
         error: the reason of a failure, in one line.
     """
@@ -72,7 +72,7 @@ class TrialRecord:
     error: str | None = None
 
     def objectives(self) -> list[float]:
-        """Return its objectives, one for each direction; none if it has none."""
+        """Return the objectives in the order of the directions; an empty list without an objective."""
         if self.objective is None:
             return []
         return list(self.objective) if isinstance(self.objective, list | tuple) else [self.objective]
@@ -80,14 +80,14 @@ class TrialRecord:
 
 @dataclass
 class StoredSearch:
-    """A search as its record has it.
+    """The record of a search.
 
     Parameters:
-        backend: `optuna`, `ray` or `wandb`, or the name of a script's own.
-        directions: `maximize` or `minimize`, one for each objective.
-        name: of the study or experiment; None if it has none.
-        objective_names: one for each direction; none if they have no names.
-        trials: in the order in which they began.
+        backend: `optuna`, `ray` or `wandb`, or the name of a script's backend.
+        directions: `maximize` or `minimize` for each objective.
+        name: the name of the study or experiment, if it has a name.
+        objective_names: a name for each direction, or an empty list.
+        trials: the trials in the order of their starts.
     """
 
     backend: str
@@ -98,14 +98,14 @@ class StoredSearch:
 
 
 class UnreadableRecord(ValueError):
-    """A file is no record of a search; the message says why."""
+    """Raised for a file that is not the record of a search; the message contains the reason."""
 
 
 class SearchRecord:
-    """Writes the record of a running search, in the first process, into the `output_dir` with which it began.
+    """Writer of a running search's record into the `output_dir` at its start, in the first process.
 
     Parameters:
-        backend, directions, name, objective_names: as of `StoredSearch`.
+        backend, directions, name, objective_names: as in `StoredSearch`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class SearchRecord:
         self._can_write: bool = args.process_index == 0
 
     def update(self, trials: Sequence[TrialRecord]) -> None:
-        """Write the record of all trials of the search; if that fails the search continues, with one warning."""
+        """Write the record of all trials; if that fails the search continues, with a single warning."""
         self.search.trials = list(trials)
         if not self._can_write:
             return
@@ -138,10 +138,7 @@ class SearchRecord:
 
 
 def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
-    """Return the first complete trial with the best objective; of several objectives, all trials that none surpasses.
-
-    A trial surpasses another one if it is better in one objective and worse in none.
-    """
+    """Return the first complete trial with the best objective, or the Pareto-optimal trials of several objectives."""
     signs = [-1.0 if direction == MAXIMIZE else 1.0 for direction in directions]
     costs: list[tuple[list[float], TrialRecord]] = []
     for trial in trials:
@@ -150,19 +147,19 @@ def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -
             costs.append(([sign * value for sign, value in zip(signs, values, strict=True)], trial))
     if len(signs) == 1:
         return [min(costs, key=lambda entry: entry[0])[1]] if costs else []
-    return [trial for cost, trial in costs if not any(_surpasses(other, cost) for other, _ in costs)]
+    return [trial for cost, trial in costs if not any(_dominates(other, cost) for other, _ in costs)]
 
 
-def _surpasses(cost: list[float], other: list[float]) -> bool:
+def _dominates(cost: list[float], other: list[float]) -> bool:
     return cost != other and all(ours <= theirs for ours, theirs in zip(cost, other, strict=True))
 
 
 def load_search_record(source: str | Path) -> StoredSearch:
-    """Return the search whose record is this file, or in this folder.
+    """Return the search from a record file, or from the record in a folder.
 
     Raises:
-        OSError: there is none, or it cannot be read.
-        UnreadableRecord: it is no record, or one of a later version; the message is half a sentence.
+        OSError: the file does not exist or cannot be read.
+        UnreadableRecord: the file is not a record, or has a later version; the message is half a sentence.
     """
     path = Path(source)
     path = path / SEARCH_RECORD_NAME if path.is_dir() else path
@@ -174,7 +171,7 @@ def load_search_record(source: str | Path) -> StoredSearch:
         search = StoredSearch(**content)
         search.trials = [TrialRecord(**entry) for entry in content["trials"]]
         for trial in search.trials:
-            # Infinities are texts there.
+            # Infinities are stored as text.
             values = [float(value) for value in trial.objectives()]
             trial.objective = values if isinstance(trial.objective, list) else values[0] if values else None
             trial.intermediate = [(int(step), float(value)) for step, value in trial.intermediate]
@@ -186,7 +183,7 @@ def load_search_record(source: str | Path) -> StoredSearch:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON holds it: NumPy's and torch's numbers as Python's; nan and other objects as text."""
+    """Return a value for JSON: numbers of NumPy and torch as Python's, nan and other objects as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -202,13 +199,13 @@ def plain(value: Any) -> Any:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the kind of an error and its message in one line."""
+    """Return class and message of an error in one line."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}"[:MAX_ERROR_CHARACTERS] if message else type(error).__name__
 
 
 def make_no_trial_error(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
-    """Return the error of a search without a complete trial, which names the first failure.
+    """Return the error for a search without a complete trial, with the first failure.
 
     Parameters:
         advice: a sentence on how to find the cause of a failure.

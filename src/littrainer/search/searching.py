@@ -1,4 +1,4 @@
-"""`Trainer.hyperparameter_search`, which checks its input before a backend runs, and `Trainer.apply_best`."""
+"""`Trainer.hyperparameter_search` with the checks of its input, and `Trainer.apply_best`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.search.backends import find_backend
 from littrainer.search.parameters import call_space, get_drawn_parameters, has_changed, set_parameters
 from littrainer.search.record import BestRun
-from littrainer.search.trial import apply_changed_arguments, default_compute_objective, release_memory
+from littrainer.search.trial import SearchTrainer, apply_changed_arguments, default_compute_objective, release_memory
 
 DIRECTIONS = ("minimize", "maximize")
 
 
 def hyperparameter_search(
-    trainer: Any,
+    trainer: SearchTrainer,
     hp_space: Callable[[Any], dict[str, Any]] | None,
     compute_objective: Callable[[dict[str, float]], Any] | None,
     n_trials: int | None,
@@ -34,8 +34,8 @@ def hyperparameter_search(
     backend: Any,
     hp_name: Callable[[Any], str] | None,
     **kwargs: Any,
-) -> BestRun | list[BestRun] | None:
-    """Run a search, as `Trainer.hyperparameter_search` describes it."""
+) -> BestRun | list[BestRun]:
+    """Run a search; see `Trainer.hyperparameter_search`."""
     key, library = find_backend(backend)
     if trainer.model_init is None:
         raise RuntimeError(
@@ -48,7 +48,7 @@ def hyperparameter_search(
             raise TypeError(f"{name} is {kind_of(function)}, and has to be a function.")
     n_trials = _check_number_of_trials(n_trials, key)
     direction = _check_direction(direction)
-    # A script's own backend may take several objectives.
+    # A script's backend may support several objectives.
     if key in (HPSearchBackend.RAY, HPSearchBackend.WANDB) and isinstance(direction, list):
         raise ValueError(
             f"direction={direction!r}: only Optuna searches with several objectives; pass backend='optuna', or one "
@@ -66,18 +66,18 @@ def hyperparameter_search(
     search.space, search.name = hp_space or library.default_hp_space, hp_name
     search.compute_objective = compute_objective or default_compute_objective
     with searching(trainer, key):
-        best = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
+        best: Any = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
     if trainer.args.should_save:
         upload_files(trainer.args.output_dir)
     return best
 
 
 def _check_number_of_trials(n_trials: Any, backend: Any) -> int | None:
-    """Return the number of trials; None, with Optuna and with a sweep, if something else ends the search."""
+    """Return the number of trials; None, except with Ray, if something else ends the search."""
     if n_trials is None and backend != HPSearchBackend.RAY:
         return None
     is_number = hasattr(n_trials, "__index__") and not isinstance(n_trials, bool)
-    # Ray Tune takes -1 for as many as time allows.
+    # For Ray Tune -1 means no limit.
     if not is_number or (n_trials < 1 and not (n_trials == -1 and backend == HPSearchBackend.RAY)):
         kind = ValueError if is_number else TypeError
         raise kind(f"n_trials={n_trials!r} is no number of trials; give a whole number from 1 up.")
@@ -89,7 +89,7 @@ def _check_direction(direction: Any) -> str | list[str]:
     has_several = isinstance(direction, (list, tuple))
     if has_several and not direction:
         raise ValueError("direction is an empty list; give one direction for each objective.")
-    # Optuna's own enumeration has the same names.
+    # Optuna's enumeration has the same names.
     names = [str(getattr(entry, "name", entry)).lower() for entry in (direction if has_several else [direction])]
     for name in names:
         if name not in DIRECTIONS:
@@ -99,17 +99,16 @@ def _check_direction(direction: Any) -> str | list[str]:
 
 
 @contextlib.contextmanager
-def searching(trainer: Any, backend: Any) -> Iterator[None]:
-    """Make a Trainer's trainings with a trial trials of a search in the block; its arguments are restored after it.
+def searching(trainer: SearchTrainer, backend: Any) -> Iterator[None]:
+    """Run a search in the block, and restore the arguments after it.
 
-    As in transformers a trial begins with the state that the one before has left, and the Trainer has no model
-    afterwards.
+    As in transformers the Trainer's state is not reset between trials, and the Trainer has no model afterwards.
 
     Parameters:
-        backend: a member of HPSearchBackend, or the name of a script's own backend.
+        backend: a member of HPSearchBackend, or the name of a script's backend.
     """
     args, search = trainer.args, trainer.session.search
-    # A trial may change containers among them too; objects in them, such as callbacks, are the same.
+    # Copy containers, which a trial may change, but not other objects in them.
     values = map_nested(
         lambda leaf: copy.copy(leaf) if isinstance(leaf, AcceleratorConfig) else leaf,
         vars(args),
@@ -122,21 +121,21 @@ def searching(trainer: Any, backend: Any) -> Iterator[None]:
     finally:
         search.backend = None
         release_memory(trainer)
-        # A callback may have replaced them.
+        # A callback may have replaced the object.
         trainer.args = args
         changed = {name for name, value in vars(args).items() if has_changed(value, values.get(name))}
         vars(args).clear()
         vars(args).update(values)
         plugin: Any = getattr(args, "deepspeed_plugin", None)
         if plugin is not None:
-            # transformers may have the plugin of the last trial.
+            # The last trial's plugin may be active in transformers.
             plugin.select()
         apply_changed_arguments(trainer, changed, makes_accelerator=False)
         search.arguments_after = dict(values)
 
 
-def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
-    """Set arguments to those of a trial, as `Trainer.apply_best` describes it."""
+def apply_best(trainer: SearchTrainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
+    """Set arguments to a trial's hyperparameters; see `Trainer.apply_best`."""
     if not isinstance(best, BestRun):
         advice = "; it has several objectives, so choose one" if isinstance(best, list) else ""
         raise TypeError(f"apply_best takes a BestRun of hyperparameter_search, and got {kind_of(best)}{advice}.")
@@ -146,7 +145,7 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
     trial: Any = get_drawn_parameters(best.hyperparameters)
     parameters = trial
     if space is not None:
-        # The names in the trial may differ from those of the arguments that the space makes of them.
+        # The space may derive arguments from drawn values of other names.
         optuna: Any = importlib.import_module("optuna")
         number = int(best.run_id) if str(best.run_id).isdigit() else 0
         trial = optuna.trial.FixedTrial(best.hyperparameters, number)
@@ -155,6 +154,6 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
     apply_changed_arguments(trainer, set_parameters(trainer.args, parameters))
     search.seed_for_model = {trainer.args.seed: seed_of_model}
     if search.arguments_after is not None:
-        # The script's later changes decide over these.
+        # Detect only later changes by the script.
         search.arguments_after = dict(vars(trainer.args))
     search.best_trial = trial

@@ -1,6 +1,6 @@
-"""A Trainer as bytes, for the processes of trials: those of `n_jobs`, and Ray Tune's.
+"""Serialization of a Trainer for the processes of trials, of `n_jobs` and of Ray Tune.
 
-cloudpickle sends by value what the script itself defines, so that the other process does not run the script.
+cloudpickle pickles the script's definitions by value, so that the other process does not run the script.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.lightning_adapter import run_lightning
-from littrainer.search.trial import release_memory
+from littrainer.search.trial import SearchTrainer, release_memory
 from littrainer.tracking.base import TrackerCallback
 
-# Attributes that belong to the process, and are made again in the other one.
+# Attributes that each process creates itself.
 ATTRIBUTES_OF_PROCESS = ("_accelerator", "gather_function")
 
 
-def pack(trainer: Any) -> bytes:
+def pack(trainer: SearchTrainer) -> bytes:
     """Pickle a Trainer that has a `model_init`, without its model, its optimizer and the attributes of this process.
 
     Raises:
-        TypeError: the Trainer holds something that cannot be pickled.
+        TypeError: an attribute cannot be pickled.
         ImportError: cloudpickle is not installed.
     """
     release_memory(trainer)
@@ -46,15 +46,15 @@ def pack(trainer: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the Trainer that `pack` was called with, ready for `train()` in this process.
+    """Return a packed Trainer, ready for `train()` in this process.
 
-    It prints its logs, since the bars of several trainings would overwrite each other.
+    It prints its logs, since several progress bars would overwrite each other.
     """
-    # Lightning is loaded before anything draws random numbers, as when a Trainer is constructed.
+    # As in the Trainer's constructor, load Lightning before any random numbers are drawn.
     run_lightning.import_lightning()
     unpickler = pickle.Unpickler(io.BytesIO(data))
     trainer = unpickler.load()
-    # pickle looks for the script's classes there, when the arguments are saved.
+    # pickle looks up the script's classes there when it saves the arguments.
     for name, value in unpickler.load().items():
         vars(sys.modules["__main__"]).setdefault(name, value)
     state = dict(vars(trainer))
@@ -62,7 +62,7 @@ def unpack(data: bytes) -> Any:
     vars(trainer).update(state)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TrackerCallback):
-            # Some look up the run of their process there.
+            # Some trackers look up the run of their process in this event.
             callback.on_init_end(trainer.args, trainer.state, trainer.control)
     bars = [trainer.pop_callback(kind) for kind in (ProgressCallback, default_progress_callback())]
     if any(bar is not None for bar in bars):
@@ -70,13 +70,13 @@ def unpack(data: bytes) -> Any:
     return trainer
 
 
-def _state_to_send(trainer: Any) -> dict[str, Any]:
-    # A subclass may define which of its attributes are pickled.
+def _state_to_send(trainer: SearchTrainer) -> dict[str, Any]:
+    # A subclass may select the pickled attributes.
     state: Any = trainer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
     return {name: value for name, value in state.items() if name not in ATTRIBUTES_OF_PROCESS}
 
 
-def _can_be_pickled(value: Any, trainer: Any) -> bool:
+def _can_be_pickled(value: Any, trainer: SearchTrainer) -> bool:
     try:
         _dump(value, trainer)
     except Exception:
@@ -84,12 +84,12 @@ def _can_be_pickled(value: Any, trainer: Any) -> bool:
     return True
 
 
-def _dump(value: Any, trainer: Any) -> bytes:
-    """Pickle a Trainer, or a value that may refer to it, followed by the definitions of the script that it uses."""
+def _dump(value: Any, trainer: SearchTrainer) -> bytes:
+    """Pickle a Trainer, or a value that may refer to it, followed by the script's definitions that it uses."""
     import cloudpickle
 
     class TrainerPickler(cloudpickle.Pickler):
-        """A pickler that leaves out what belongs to this process."""
+        """A pickler that omits the state of this process."""
 
         def reducer_override(self, obj: Any) -> Any:
             if obj is trainer:
@@ -108,11 +108,11 @@ def _dump(value: Any, trainer: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _state_of_tracker(tracker: TrackerCallback, trainer: Any) -> dict[str, Any]:
-    """Return a tracker's state before it has begun a run: open files and connections cannot be pickled."""
+def _state_of_tracker(tracker: TrackerCallback, trainer: SearchTrainer) -> dict[str, Any]:
+    """Return a tracker's state before a run, without open files and connections."""
     state = {name: value if _can_be_pickled(value, trainer) else None for name, value in vars(tracker).items()}
     state["_initialized"] = state["has_failed"] = False
     if tracker.service:
-        # It is made with the run; a tracker without a service is for a Lightning logger of the user.
+        # A tracker with a service creates this logger with each run; otherwise it is the user's.
         state["lightning_logger"] = None
     return state

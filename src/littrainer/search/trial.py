@@ -1,4 +1,4 @@
-"""One trial: a training with the trial's parameters, its reports to the backend, and the memory that it frees."""
+"""The training of a trial with its parameters, its reports to the backend, and the release of its memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
@@ -27,27 +27,32 @@ from littrainer.search.parameters import (
     set_parameters,
 )
 
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.handler import CallbackHandler
+    from littrainer.callbacks.state import TrainerControl, TrainerState
+
 logger = logging.getLogger(__name__)
 
-# Hyperparameters can cause these errors: memory runs out, numbers overflow, values contradict each other. Any other
-# error, such as a misspelled name, would come in each further trial too.
+# Hyperparameters can cause these errors: out of memory, overflow, contradicting values. Any other error, such as a
+# misspelled name, would occur in each further trial too.
 TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
 
 
 @dataclass(slots=True)
 class SearchState:
-    """The state of a hyperparameter search, and the part of it that trainings after the search use.
+    """The state of a hyperparameter search, and the results that later trainings use.
 
     Attributes:
-        space, name, compute_objective: the functions of `hyperparameter_search`, or the default ones.
-        backend: that of the running search; None outside of one.
-        last_backend: that of the last search.
-        trial, objective: the current ones, or those of the last training.
-        arguments_after: the arguments at the end of the search; a training follows the script's changes of them.
+        space, name, compute_objective: the functions of `hyperparameter_search`, or their defaults.
+        backend: the backend of the running search; None outside of a search.
+        last_backend: the backend of the last search.
+        trial, objective: trial and objective of the current or last training.
+        arguments_after: the arguments at the end of the search, to detect later changes by the script.
         best_trial: the choice of `apply_best`, for a model_init that takes a trial.
-        seeds_of_models: trial -> the seed that its model was made with.
-        seed_for_model: for trainings after `apply_best`, seed -> the model's.
-        saves_each_report: in a trial on Ray, whether the scheduler may pause it at any report.
+        seeds_of_models: trial -> the seed of its model.
+        seed_for_model: seed of a training after `apply_best` -> the seed of its model.
+        saves_each_report: whether Ray's scheduler may pause the trial at any report.
     """
 
     space: Any = None
@@ -64,12 +69,44 @@ class SearchState:
     saves_each_report: bool = False
 
 
+class SearchTrainer(Protocol):
+    """The part of a Trainer that a search uses."""
+
+    args: TrainingArguments
+    session: Any
+    model: Any
+    model_wrapped: Any
+    model_init: Any
+    train_dataset: Any
+    eval_dataset: Any
+    accelerator: Any
+    callback_handler: CallbackHandler
+    lightning_callbacks: list[Any]
+    control: TrainerControl
+    state: TrainerState
+    is_in_train: bool
+    training_run: Any
+    hp_space: Any
+    hp_name: Any
+    hp_search_backend: Any
+    objective: Any
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> Any: ...
+    def evaluate(self) -> dict[str, float]: ...
+    def add_callback(self, callback: Any) -> None: ...
+    def pop_callback(self, callback: Any) -> Any: ...
+    def remove_callback(self, callback: Any) -> None: ...
+    def create_accelerator_and_postprocess(self) -> None: ...
+    def _apply_changed_arguments(self, changed: set[str]) -> None: ...
+    def _get_output_dir(self, trial: Any) -> str: ...
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
+
+
 def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
     """Return whether the search continues after an error of a trial.
 
     Parameters:
-        catch: classes of errors after which it does. With the default, an error of a callback is taken for a mistake
-            in the script.
+        catch: classes of such errors. With the default, any error of a callback ends the search.
     """
     if isinstance(error, SearchMistake | LostProcess) or not isinstance(error, catch):
         return False
@@ -78,7 +115,7 @@ def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = 
 
 
 def run_trial(
-    trainer: Any,
+    trainer: SearchTrainer,
     trial: Any,
     resume_from_checkpoint: str | None = None,
     on_last_evaluation: Callable[[dict[str, float]], None] | None = None,
@@ -87,20 +124,20 @@ def run_trial(
 
     Parameters:
         trial: an Optuna trial, or a dict of parameters.
-        resume_from_checkpoint: the folder of a checkpoint to continue; such a trial has been evaluated before.
-        on_last_evaluation: if no evaluation was reported during training, the trial is evaluated at its end; this is
-            called with the metrics before the model is freed.
+        resume_from_checkpoint: a checkpoint folder; such a trial has been evaluated before.
+        on_last_evaluation: called with the metrics of an evaluation at the end of the trial, which is made if none was
+            reported during training.
 
     Raises:
-        SearchMistake: the script is wrong, so that no further trial makes sense.
+        SearchMistake: the script is wrong for every trial.
         optuna.TrialPruned: the trial was pruned.
-        Exception: one of TRIAL_FAILURES, if the trial has failed; or any other error of the script.
+        Exception: one of TRIAL_FAILURES, or any other error of the script.
     """
-    # The error of the trial before may have held memory until now.
+    # The error of the previous trial may have referred to memory until now.
     release_memory(trainer)
     search = trainer.session.search
     search.objective = None
-    # Lightning's callbacks are for one training: a ModelCheckpoint would delete the files of another trial.
+    # Lightning's callbacks are made for a single training: a ModelCheckpoint would delete files of other trials.
     states = {
         callback: {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in attributes}
         for callback in trainer.lightning_callbacks
@@ -121,16 +158,13 @@ def run_trial(
         release_memory(trainer)
 
 
-def release_memory(trainer: Any) -> None:
-    """Free the model, optimizer, loaders and Lightning objects of a training, and empty the device's cache.
-
-    The Trainer has no model afterwards, until `train()` makes one.
-    """
+def release_memory(trainer: SearchTrainer) -> None:
+    """Free the model, optimizer, loaders and Lightning objects of a training, and empty the device's cache."""
     trainer.session = trainer.session.copy_without_training()
     trainer.model = trainer.model_wrapped = None
     for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
         setattr(trainer.callback_handler, name, None)
-    # This also collects reference cycles, such as those of Lightning's objects.
+    # This also collects Lightning's reference cycles.
     trainer.accelerator.clear()
     empty_device_cache()
 
@@ -138,19 +172,19 @@ def release_memory(trainer: Any) -> None:
 # ---- The arguments of a trial ----------------------------------------------------------------------------------------
 
 
-def is_search_trial(trainer: Any, trial: Any) -> bool:
+def is_search_trial(trainer: SearchTrainer, trial: Any) -> bool:
     """Return whether a training is a trial of a search."""
     return trial is not None and trainer.hp_search_backend is not None
 
 
-def begin_trial(trainer: Any, trial: Any) -> None:
-    """Note the seed that the model of a trial is made with: that of the trial before, as in transformers."""
+def begin_trial(trainer: SearchTrainer, trial: Any) -> None:
+    """Record the seed of a trial's model: the seed of the previous trial, as in transformers."""
     search = trainer.session.search
     search.seeds_of_models[str(get_trial_id(search.backend, trial))] = trainer.args.seed
 
 
-def set_up_trial(trainer: Any, trial: Any) -> None:
-    """Set the Trainer's arguments to the parameters of a trial; outside of a search only the trial is noted.
+def set_up_trial(trainer: SearchTrainer, trial: Any) -> None:
+    """Set the Trainer's arguments to the parameters of a trial; outside of a search only record the trial.
 
     Raises:
         SearchMistake: the space or a parameter is wrong.
@@ -160,7 +194,7 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     search = trainer.session.search
     search.trial = trial
     if trial is None and search.arguments_after is not None:
-        # A training after a search follows the script's changes since then.
+        # Apply the script's changes after the search.
         before = search.arguments_after
         changed = {name for name, value in vars(trainer.args).items() if has_changed(value, before.get(name))}
         if changed:
@@ -175,12 +209,12 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     apply_changed_arguments(trainer, changed)
 
 
-def apply_changed_arguments(trainer: Any, changed: set[str], makes_accelerator: bool = True) -> None:
-    """Make the parts of a Trainer again that depend on its arguments.
+def apply_changed_arguments(trainer: SearchTrainer, changed: set[str], makes_accelerator: bool = True) -> None:
+    """Update the parts of a Trainer that depend on its arguments.
 
     Parameters:
-        changed: names of the arguments that have other values than when it was made.
-        makes_accelerator: check the arguments, and make the accelerator too.
+        changed: names of the changed arguments.
+        makes_accelerator: check the arguments, and create the accelerator too.
     """
     if makes_accelerator:
         check_arguments(trainer.args)
@@ -195,7 +229,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     """Return the default objective of a search: the evaluation loss, or the sum of all other metrics.
 
     Parameters:
-        metrics: the result of `evaluate()`; the epoch and speeds are no metrics.
+        metrics: the result of `evaluate()`; epoch and speeds are ignored.
     """
     endings = ("_runtime", "_per_second")
     measures = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(endings)}
@@ -204,7 +238,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
 
 
 def evaluate_objective(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
-    """Return the objective of an evaluation: a number, or a list of several; the same in all processes."""
+    """Return the objective of an evaluation, a number or a list of numbers, broadcast from the first process."""
     with raise_on_all_ranks("computing the objective"):
         value = compute_objective(dict(metrics))
         has_several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
@@ -222,7 +256,7 @@ def _require_number(value: Any) -> float:
     return float(number)
 
 
-def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
+def report(trainer: SearchTrainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
     """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
     Raises:
@@ -234,15 +268,15 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
         return
     search.objective = evaluate_objective(search.compute_objective, metrics)
     if isinstance(search.objective, list):
-        # Optuna prunes by one objective only.
+        # Optuna prunes by a single objective only.
         return
     if hasattr(trial, "reported"):
-        # A sweep's server has the metrics that the tracker logs; the record has this.
+        # For the record; the sweep's server receives the tracker's metrics.
         trial.reported.append((step, search.objective))
     if search.backend != HPSearchBackend.OPTUNA:
         return
     should_prune = False
-    # A fixed trial, as the other processes of a search have, belongs to no study.
+    # The fixed trial of the other processes belongs to no study.
     if hasattr(trial, "study"):
         trial.report(search.objective, step)
         should_prune = trial.should_prune()
@@ -262,8 +296,8 @@ def get_trial_id(backend: Any, trial: Any) -> Any:
     return getattr(trial, "number", "")
 
 
-def get_trial_folder(trainer: Any, trial: Any) -> str:
-    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or the result of `hp_name`."""
+def get_trial_folder(trainer: SearchTrainer, trial: Any) -> str:
+    """Return the folder of a training's checkpoints, for a trial `run-<id>` or the result of `hp_name`."""
     if not is_search_trial(trainer, trial):
         return trainer.args.output_dir
     hp_name = trainer.hp_name

@@ -1,8 +1,7 @@
-"""`n_jobs`: each trial of a study in a separate process, several at the same time on this machine.
+"""`n_jobs`: each trial of a study in a separate process on this machine.
 
-Optuna's threads begin the trials and record their ends. The process of a trial gets the Trainer and the trial by its
-standard input, and draws, reports and prunes through the storage of the study. A trial begins with the Trainer as it
-was sent.
+Optuna's threads start the trials and record their ends. The process of a trial receives the Trainer and the trial by
+its standard input, and draws, reports and prunes through the storage of the study.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import add_note
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.trainer_pickle import pack, unpack
-from littrainer.search.trial import run_trial
+from littrainer.search.trial import SearchTrainer, run_trial
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 VISIBLE_GPUS, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
-# A launcher sets these for the process that searches; each trial trains alone.
+# Set by a launcher; each trial trains in a single process.
 LAUNCHER_VARIABLES = (
     environment.RANK,
     environment.WORLD_SIZE,
@@ -50,7 +49,7 @@ PROGRAM = "import sys, littrainer.search.trial_processes as processes; processes
 
 
 def count_jobs(args: TrainingArguments, n_jobs: Any) -> int:
-    """Return how many trials run at once: `n_jobs`, or for -1 one for each GPU, and without GPUs for each core."""
+    """Return the number of parallel trials: `n_jobs`, or for -1 the number of GPUs or else of cores."""
     is_number = hasattr(n_jobs, "__index__") and not isinstance(n_jobs, bool)
     if not is_number or (n_jobs < 1 and n_jobs != -1):
         raise SearchMistake(f"n_jobs={n_jobs!r} has to be the number of trials at once, or -1 for one on each GPU.")
@@ -58,7 +57,7 @@ def count_jobs(args: TrainingArguments, n_jobs: Any) -> int:
 
 
 def _list_gpus(args: TrainingArguments) -> list[str]:
-    """Return the GPUs for trials, as CUDA_VISIBLE_DEVICES names them; none if the arguments ask for the CPU."""
+    """Return the GPUs as in CUDA_VISIBLE_DEVICES; an empty list if the arguments select the CPU."""
     if args.device.type != "cuda":
         return []
     import torch
@@ -69,12 +68,12 @@ def _list_gpus(args: TrainingArguments) -> list[str]:
 
 
 def make_environment(args: TrainingArguments, job: int, jobs: int) -> dict[str, str]:
-    """Return the environment of a trial's process, which has a separate GPU and a share of the CPU threads."""
+    """Return the environment of a trial's process, with its GPU and number of CPU threads."""
     import torch
 
     gpus = _list_gpus(args)
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    # A redirection of transformers has to remain the first entry.
+    # A redirection of transformers must remain the first entry.
     folders = [*variables.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
     variables[THREADS] = str(max(1, torch.get_num_threads() // jobs))
@@ -84,29 +83,29 @@ def make_environment(args: TrainingArguments, job: int, jobs: int) -> dict[str, 
 
 
 class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
-    """Starts a process for each trial; those that still run at the end of the block are interrupted.
+    """Processes of trials; running processes are interrupted at the end of the block.
 
     Parameters:
-        study: its storage can be shared by processes.
-        jobs: how many trials run at once.
-        folder: for the files in which processes leave the outcomes of their trials.
+        study: its storage must support several processes.
+        jobs: number of parallel trials.
+        folder: for files with the outcomes of trials.
 
     Raises:
-        TypeError: the processes need an object that cannot be pickled.
+        TypeError: an object cannot be pickled.
     """
 
-    def __init__(self, trainer: Any, study: Any, jobs: int, folder: str):
+    def __init__(self, trainer: SearchTrainer, study: Any, jobs: int, folder: str):
         import optuna
 
         _pickle(study)
         self._folder = folder
-        # In no file: access tokens are part of the Trainer, and a search that is killed would leave the file.
+        # The Trainer contains access tokens, so it is not written to a file, which a killed search would leave.
         self._sent = pickle.dumps((pack(trainer), _pickle(study.sampler), optuna.logging.get_verbosity()))
-        # A trial that begins takes the devices of a trial that has ended.
+        # A trial reuses the environment, and so the GPU, of a trial that has ended.
         self._environments: SimpleQueue[dict[str, str]] = SimpleQueue()
         for job in range(jobs):
             self._environments.put(make_environment(trainer.args, job, jobs))
-        # All processes end when this pipe does, with this process or when the file is closed.
+        # All processes end when this pipe is closed, at the latest at the end of this process.
         self._pipe, writer = os.pipe()
         self._open_during_search = os.fdopen(writer, "wb")
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -126,13 +125,13 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         try:
             if self._open_during_search.closed:
                 raise KeyboardInterrupt
-            # In its own session it does not receive Ctrl-C, after which this process interrupts it.
+            # In a new session it does not receive Ctrl-C itself; this process interrupts it.
             with subprocess.Popen(
                 command, env=variables, stdin=subprocess.PIPE, pass_fds=[self._pipe], start_new_session=True
             ) as process:
                 self._running.add(process)
                 assert process.stdin is not None
-                # The process may end before it has read everything.
+                # The process may end before it has read all input.
                 with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(self._sent)
                     stdin.write(pickled_trial)
@@ -149,9 +148,9 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         return objective
 
     def interrupt(self) -> None:
-        """Interrupt the processes, as Ctrl-C does; those that take too long are killed."""
+        """Interrupt the processes, as Ctrl-C does, and kill them after a timeout."""
         self._open_during_search.close()
-        # A process that hangs, or whose pipe a forked process keeps open, does not end itself.
+        # A process does not end if it hangs, or if a forked process keeps the pipe open.
         end = time.monotonic() + MAX_SHUTDOWN_S + KILL_MARGIN_S
         for process in tuple(self._running):
             while process.poll() is None and time.monotonic() < end:
@@ -185,7 +184,7 @@ def _describe_end(status: int) -> str:
 
 def main(pipe: str, outcome_file: str) -> None:
     """Run a trial and write its outcome; `python -c` calls this in the process of each trial."""
-    # A process that was started in the background ignores Ctrl-C, and so would this one.
+    # A background process ignores Ctrl-C, and its child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_search, args=(int(pipe),), name="littrainer-search", daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
@@ -193,7 +192,7 @@ def main(pipe: str, outcome_file: str) -> None:
 
 
 def _end_with_search(pipe: int) -> None:
-    """Interrupt this process when a pipe ends, as it does with the search."""
+    """Interrupt this process when the pipe is closed at the end of the search."""
     os.read(pipe, 1)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     time.sleep(MAX_SHUTDOWN_S)
@@ -201,7 +200,7 @@ def _end_with_search(pipe: int) -> None:
 
 
 def _pickle_outcome() -> bytes:
-    """Run the trial from the standard input, and return its objective and its error."""
+    """Run the trial from standard input, and return its pickled objective and error."""
     import cloudpickle
     import optuna
 
@@ -219,7 +218,7 @@ def _pickle_outcome() -> bytes:
             outcome = cloudpickle.dumps((None, error))
             pickle.loads(outcome)
         except Exception:
-            # Pickle cannot call the constructor of the error's class.
+            # The error's class cannot be unpickled.
             kind: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
             substitute = kind(f"{type(error).__name__}: {error}")
             substitute.__notes__ = getattr(error, "__notes__", [])
@@ -229,8 +228,8 @@ def _pickle_outcome() -> bytes:
 
 def seed_by_trial(sampler: Any, number: int) -> None:
     """Seed the sampler of a trial by its number and by the user's seed, so that each trial draws other values."""
-    for held in vars(sampler).values():
-        if callable(getattr(getattr(held, "rng", None), "seed", None)):
-            held.rng.seed((int(held.rng.randint(2**31)) + number) % 2**32)
-        elif hasattr(held, "sample_independent"):
-            seed_by_trial(held, number)
+    for part in vars(sampler).values():
+        if callable(getattr(getattr(part, "rng", None), "seed", None)):
+            part.rng.seed((int(part.rng.randint(2**31)) + number) % 2**32)
+        elif hasattr(part, "sample_independent"):
+            seed_by_trial(part, number)

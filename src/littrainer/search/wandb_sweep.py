@@ -1,4 +1,4 @@
-"""A search that is a sweep of Weights & Biases: its server draws, and an agent in this process trains the trials."""
+"""A search as a sweep of Weights & Biases: its server draws, and an agent in this process runs the trials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from littrainer.search.record import (
     format_error,
     make_no_trial_error,
 )
-from littrainer.search.trial import is_trial_failure
+from littrainer.search.trial import SearchTrainer, is_trial_failure
 from littrainer.tracking.wandb import WandbCallback
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ KEYWORDS = ("sweep_id", "project", "entity", "name", "metric")
 
 
 class SweepTrial(dict[str, Any]):
-    """The parameters that a sweep has drawn for one of its runs, whose id is `run_id`."""
+    """The parameters that a sweep has drawn for its run `run_id`."""
 
     def __init__(self, parameters: Mapping[str, Any], run_id: str):
         super().__init__(parameters)
@@ -41,21 +41,20 @@ class SweepTrial(dict[str, Any]):
         self.reported: list[tuple[int, float]] = []
 
 
-def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def run_hp_search_wandb(trainer: SearchTrainer, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search with a sweep.
 
     Parameters:
-        n_trials: runs that this agent takes; with a `sweep_id` other agents may take more.
+        n_trials: runs of this agent; with a `sweep_id` other agents may run more.
         direction: "minimize" or "maximize".
-        kwargs: `sweep_id` of an existing sweep, with its space; else a sweep is made, with this `name`. Its `project`
-            and `entity`. `metric`, as runs log it, that the sweep optimizes: "eval/loss", or "objective" for the
-            result of `compute_objective`.
+        kwargs: `sweep_id` of an existing sweep, or the `name` of a new sweep; its `project` and `entity`; the
+            optimized `metric` under its name in logs, such as "eval/loss", or "objective" for `compute_objective`.
 
     Returns:
         the best of this agent's trials, with the sweep's id as `run_summary`.
 
     Raises:
-        SearchMistake: a keyword is unknown, or the space is no sweep configuration.
+        SearchMistake: a keyword is unknown, or the space is not a sweep configuration.
         RuntimeError: no trial is complete.
     """
     for name in kwargs:
@@ -72,11 +71,11 @@ def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: A
 
 
 class _Sweep:
-    """A sweep in the first process; the keywords are those of `run_hp_search_wandb`."""
+    """A sweep in the first process, with the keywords of `run_hp_search_wandb`."""
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: SearchTrainer,
         run_trial: TrialRunner,
         direction: str,
         sweep_id: str | None = None,
@@ -116,7 +115,7 @@ class _Sweep:
         return {"method": "random", **configuration, "metric": metric, **({"name": name} if name else {})}
 
     def run(self, n_trials: int) -> BestRun:
-        """Run the agent for as many trials, and return the best one."""
+        """Run the agent for a number of trials, and return the best trial."""
         _wandb().agent(self.id, function=self._run_trial, count=n_trials, **self.owner)
         if self.error is not None:
             raise self.error
@@ -127,7 +126,7 @@ class _Sweep:
         return BestRun(best[0].id, objective, best[0].parameters, self.id)
 
     def _run_trial(self) -> None:
-        """Train one trial; the agent calls this in another thread, for each run that the server assigns to it."""
+        """Train a trial; the agent calls this in another thread for each run that the server assigns to it."""
         if self.error is not None:
             # The agent continues after an error.
             raise self.error
@@ -144,7 +143,7 @@ class _Sweep:
             record.objective = self.run_trial(trial)
             record.state = COMPLETE
         except BaseException as error:
-            # With such an exception the agent interrupts a run that the server has stopped.
+            # The agent interrupts a run that the server has stopped with such an exception.
             is_stopped = type(error) is Exception and not error.args
             record.state, record.error = (PRUNED, None) if is_stopped else (FAILED, format_error(error))
             if is_stopped:
