@@ -22,7 +22,7 @@ from .report_folders import LOGGED, write_state
 
 
 def train(folder: Path, given: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """Train four steps, with a log of each, right evaluations and right saves."""
+    """Train four steps, with a log of each, two evaluations and two saves."""
     settings = {"max_steps": 4, "logging_strategy": "steps", "logging_steps": 1, "eval_strategy": "steps"}
     settings |= {"eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     quiet_trainer(folder, given=given, **{**settings, **changes}).train()
