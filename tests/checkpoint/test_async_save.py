@@ -26,7 +26,7 @@ from littrainer.checkpoint.writer import StagedCheckpoint
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import token_rows
 from tests.scenarios.models import NoisyClassifier, tiny_bert_classifier
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 SAVING: dict[str, Any] = {"max_steps": 7, "save_strategy": "steps", "save_steps": 2}
@@ -42,7 +42,7 @@ class Gate:
 
         def write(*arguments: Any, **keywords: Any) -> None:
             self.threads.append(threading.current_thread())
-            assert self.opened.wait(LONGEST_WAIT_SECONDS)
+            assert self.opened.wait(MAX_WAIT_SECONDS)
             original(*arguments, **keywords)
 
         monkeypatch.setattr(writer, "write_weights", write)

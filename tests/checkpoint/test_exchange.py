@@ -15,7 +15,7 @@ import transformers
 import littrainer
 from tests.checkpoint.exchange_runs import KINDS, STEPS, Result, checkpoint, train
 from tests.fidelity.conftest import environment_of_runs
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 from tests.scenarios.releases import ABSENT, ROOT, earlier_release
 
 
@@ -55,7 +55,7 @@ def earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command = [sys.executable, "-m", "tests.checkpoint.exchange_runs", folder / "theirs", folder / "ours"]
         subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=True, timeout=600)
 
-    folder = carried_out_once(tmp_path_factory, "transformers-5.3.0", run)
+    folder = run_once(tmp_path_factory, "transformers-5.3.0", run)
     assert (folder / "theirs" / "version").read_text() == "5.3.0"
     return folder
 

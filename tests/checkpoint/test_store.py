@@ -16,7 +16,7 @@ import pytest
 from littrainer.checkpoint import manager, store
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.store import LOCK_NAME, is_abandoned, open_store
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 HOLD = """
@@ -47,7 +47,7 @@ def test_a_locked_folder_is_refused_until_its_run_is_dead(tmp_path: Path, other_
     quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
 
     os.kill(other_run.pid, signal.SIGKILL)
-    other_run.wait(LONGEST_WAIT_SECONDS)
+    other_run.wait(MAX_WAIT_SECONDS)
     assert (tmp_path / LOCK_NAME).exists()
     trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
     trainer.train()
@@ -91,7 +91,7 @@ def test_a_forked_worker_does_not_hold_the_lock(tmp_path: Path) -> None:
     with open_store(tmp_path):
         pass
     ours.send(None)
-    worker.join(LONGEST_WAIT_SECONDS)
+    worker.join(MAX_WAIT_SECONDS)
 
 
 def test_a_forked_child_leaves_lock_and_deletions_to_its_parent(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from littrainer.redirection.shim import parse_bindings
 from tests.compat.page import names_by_module
 from tests.compat.processes import environment
 from tests.compat.shapes import shape_of
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 from tests.scenarios.releases import ABSENT, earlier_release
 
 RELEASES = ("5.3.0", "5.23.0")
@@ -80,7 +80,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         for release, folder in folders.items():
             _run_sides(shared / release, folder)
 
-    shared = carried_out_once(tmp_path_factory, "releases", run)
+    shared = run_once(tmp_path_factory, "releases", run)
     return {
         release: {side.stem: json.loads(side.read_text()) for side in (shared / release).glob("*.json")}
         for release in RELEASES

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from littrainer.data.loaders import build_loader
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
 Loader = Any
@@ -39,7 +39,7 @@ class Observed:
         if self.last_is_read is not None and index == self.count - 1:
             self.last_is_read.set()
         if self.last_is_read is not None and index == 0:
-            assert self.last_is_read.wait(LONGEST_WAIT_SECONDS)
+            assert self.last_is_read.wait(MAX_WAIT_SECONDS)
             # Lets the other worker's first batch arrive before.
             time.sleep(0.2)
         return index, os.getpid(), (torch.rand(()).item(), random.random(), float(np.random.random()))

@@ -21,7 +21,7 @@ from littrainer.data import workers
 from littrainer.data.workers import iterate_batches, list_loader_workers
 from littrainer.distributed.failures import is_running
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, wait_until
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -118,7 +118,7 @@ while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).re
 
 def test_a_hung_worker_does_not_block_the_exit(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STUCK, str(tmp_path / "worker")]
-    assert subprocess.run(command, check=False, timeout=LONGEST_WAIT_SECONDS).returncode == 0
+    assert subprocess.run(command, check=False, timeout=MAX_WAIT_SECONDS).returncode == 0
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "worker").read_text()), 0)
 
@@ -127,7 +127,7 @@ def test_an_orphaned_worker_handles_signals(tmp_path: Path) -> None:
     script = STUCK.replace("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", "pass")
     script += "os.kill(os.getpid(), signal.SIGKILL)"
     command = [sys.executable, "-c", script, str(tmp_path / "worker")]
-    assert subprocess.run(command, check=False, timeout=LONGEST_WAIT_SECONDS).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=MAX_WAIT_SECONDS).returncode == -signal.SIGKILL
     worker = int((tmp_path / "worker").read_text())
     os.kill(worker, signal.SIGTERM)
     wait_until(lambda: not is_running(worker), "the worker ends")

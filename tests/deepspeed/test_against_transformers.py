@@ -18,7 +18,7 @@ import pytest
 from tests.deepspeed.variants import VARIANTS
 from tests.distributed.together import start_processes, wait_for_processes
 from tests.fidelity.conftest import environment_of_runs
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 
 def _is_installed() -> bool:
@@ -57,7 +57,7 @@ def run_both_sides(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return records of both sides, and of each side resuming the other's checkpoints."""
-    return carried_out_once(tmp_path_factory, "deepspeed", run_both_sides)
+    return run_once(tmp_path_factory, "deepspeed", run_both_sides)
 
 
 def record(folder: Path, name: str, rank: int) -> dict[str, Any]:

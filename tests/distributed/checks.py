@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.together import PROCESSES, run_in_processes
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 Check = Callable[[Path], None]
 
@@ -45,7 +45,7 @@ def run_checks_in_processes(factory: pytest.TempPathFactory, module: str, has_re
     def run(folder: Path) -> None:
         run_in_processes(module, folder, has_rendezvous)
 
-    return carried_out_once(factory, module, run)
+    return run_once(factory, module, run)
 
 
 def assert_passed(folder: Path, check: str) -> None:

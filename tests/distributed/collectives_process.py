@@ -25,9 +25,9 @@ from littrainer.distributed.collectives import (
     raise_on_all_ranks,
     scatter_object,
 )
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, end_process
 
-MAX_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
+MAX_WAIT = timedelta(seconds=MAX_WAIT_SECONDS)
 
 
 def get_error(work: Callable[[], Any]) -> str:

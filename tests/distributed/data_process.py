@@ -25,12 +25,12 @@ from tests.loop.exact_resume import ShuffledStream, StreamWithState, differences
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, language_rows, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_llama
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, end_process, process_group
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer, warnings_logged
 
 SIZE = 2
 # Timeout of exchanges.
-MAX_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
+MAX_WAIT = timedelta(seconds=MAX_WAIT_SECONDS)
 RANK = int(os.environ.get("RANK", "0"))
 
 # ---- Resuming --------------------------------------------------------------------------------------------------------

@@ -36,11 +36,11 @@ from littrainer.lightning_adapter.run_lightning import import_lightning
 from tests.distributed.checks import run_checks
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, end_process, process_group
 from tests.scenarios.trainers import quiet_trainer, warnings_logged
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-MAX_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
+MAX_WAIT = timedelta(seconds=MAX_WAIT_SECONDS)
 # An epoch has three optimizer steps.
 SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps"}
 CHECKPOINTS = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -177,7 +177,7 @@ class DelayingShard(TrainerCallback):
 
         def write(*arguments: Any) -> None:
             self.threads.append(threading.current_thread())
-            assert RANK == 0 or self._released.wait(LONGEST_WAIT_SECONDS / 4)
+            assert RANK == 0 or self._released.wait(MAX_WAIT_SECONDS / 4)
             original(*arguments)
 
         with mock.patch.object(sharded_files, "write_shards", write):

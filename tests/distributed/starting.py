@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.compat.processes import environment
 from tests.distributed.launchers import PREFIXES, PYTORCH_VARIABLES
 from tests.distributed.together import start_processes
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 # Writes the facts about processes that a script sees before its Trainer to facts0.json or facts1.json.
 FACTS = """
@@ -96,7 +96,7 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
         env=get_plain_environment(**variables),
         capture_output=True,
         text=True,
-        timeout=LONGEST_WAIT_SECONDS,
+        timeout=MAX_WAIT_SECONDS,
     )
 
 
@@ -105,7 +105,7 @@ def run_by_hand(script: Path, *arguments: str) -> list[tuple[int, str]]:
     command = [sys.executable, str(script), *arguments]
     processes, logs = start_processes(command, script.parent, environment=get_plain_environment())
     try:
-        statuses = [process.wait(LONGEST_WAIT_SECONDS) for process in processes]
+        statuses = [process.wait(MAX_WAIT_SECONDS) for process in processes]
         return [(status, log.read_text()) for status, log in zip(statuses, logs, strict=True)]
     finally:
         for process in processes:

@@ -13,8 +13,8 @@ import pytest
 from littrainer.distributed import collectives
 from littrainer.distributed.failures import LostProcess
 from tests.distributed.together import start_processes
-from tests.scenarios.once_per_session import carried_out_once
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.once_per_session import run_once
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 SIZE = 3
 
@@ -24,7 +24,7 @@ def run_in_processes(folder: Path) -> None:
     processes, _ = start_processes(command, folder, processes=SIZE)
     try:
         for process in processes:
-            process.wait(LONGEST_WAIT_SECONDS)
+            process.wait(MAX_WAIT_SECONDS)
     finally:
         for process in processes:
             process.kill()
@@ -33,7 +33,7 @@ def run_in_processes(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of three processes."""
-    folder = carried_out_once(tmp_path_factory, "collectives", run_in_processes)
+    folder = run_once(tmp_path_factory, "collectives", run_in_processes)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 
@@ -95,7 +95,7 @@ def test_ctrl_c_does_not_wait_and_lost_processes_hide_no_error(monkeypatch: pyte
     may_end = threading.Event()
     timer = threading.Timer(20, may_end.set)
     timer.start()
-    monkeypatch.setattr(collectives, "_exchange", lambda *_: may_end.wait(LONGEST_WAIT_SECONDS))
+    monkeypatch.setattr(collectives, "_exchange", lambda *_: may_end.wait(MAX_WAIT_SECONDS))
     with pytest.raises(KeyboardInterrupt), collectives.raise_on_all_ranks("writing"):
         raise KeyboardInterrupt
     assert not may_end.is_set()

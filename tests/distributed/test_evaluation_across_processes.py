@@ -14,7 +14,7 @@ from tests.distributed import evaluating_process
 from tests.distributed.checks import assert_passed, run_checks_in_processes
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
 from tests.distributed.together import read_results
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_evaluations_in_two_processes(folder: Path, check: str) -> None:
 def results(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of a single process, and of each of two processes."""
     run_single = functools.partial(evaluating_process.write_results, rank=0, size=1)
-    single = carried_out_once(tmp_path_factory, "evaluating-alone", run_single)
+    single = run_once(tmp_path_factory, "evaluating-alone", run_single)
     return [pickle.loads((single / "0.pickle").read_bytes()), *read_results(folder)]
 
 

@@ -23,7 +23,7 @@ from tests.fidelity.record import WITH_CHECKPOINTS, read_record
 from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 PROCESSES = 2
 MAX_RUN_S = 900
@@ -96,7 +96,7 @@ def run_both_sides(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the records of each run and rank."""
-    return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run_both_sides)
+    return run_once(tmp_path_factory, "fidelity-in-two-processes", run_both_sides)
 
 
 def select_aspects(name: str, rank: int) -> list[str]:

@@ -16,7 +16,7 @@ from littrainer.checkpoint.verification import damage_in, readable_manifest
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, create_adapter, curve, llama, make_trainer
 from tests.distributed.together import read_results, run_in_processes
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 TOLERANCE = 1e-6
 LIKE_DDP = [name for name, (_, reference) in CHECKS.items() if reference is not None]
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_trainer(folder / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
         run_in_processes(sharded_process.__name__, folder)
 
-    return carried_out_once(tmp_path_factory, "sharing-a-model", run)
+    return run_once(tmp_path_factory, "sharing-a-model", run)
 
 
 @pytest.fixture(scope="module")

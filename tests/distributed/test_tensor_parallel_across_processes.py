@@ -21,7 +21,7 @@ from tests.distributed.tensor_parallel_process import (
     train_replicas,
 )
 from tests.distributed.together import run_in_processes
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 TOLERANCE = 1e-6
 CURVES = [name for name in CHECKS if name not in ("loaded split", "streamed")]
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_in_processes(tensor_parallel_process.__name__, folder / "pair")
         tensor_parallel_process.main(folder / "single")
 
-    return carried_out_once(tmp_path_factory, "tensor-parallel", run)
+    return run_once(tmp_path_factory, "tensor-parallel", run)
 
 
 @pytest.fixture(scope="module")

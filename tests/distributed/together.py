@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.fidelity.conftest import ROOT, environment_of_runs
-from tests.scenarios.once_per_session import carried_out_once
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.once_per_session import run_once
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 PROCESSES = 2
 # Time for the other processes to report a failure.
@@ -103,7 +103,7 @@ def run_in_processes(module: str, folder: Path, has_rendezvous: bool = True, pro
     """
     command = [sys.executable, "-m", module, str(folder)]
     started, logs = start_processes(command, folder, "", processes, has_rendezvous)
-    wait_for_processes(started, logs, LONGEST_WAIT_SECONDS)
+    wait_for_processes(started, logs, MAX_WAIT_SECONDS)
 
 
 def read_results(folder: Path) -> list[Any]:
@@ -115,7 +115,7 @@ def run_once_in_processes(factory: pytest.TempPathFactory, name: str, module: st
     """Run a module in two processes, once for all tests; return the folder and the results.
 
     Parameters:
-        factory, name: as in `carried_out_once`.
+        factory, name: as in `run_once`.
     """
-    folder = carried_out_once(factory, name, functools.partial(run_in_processes, module))
+    folder = run_once(factory, name, functools.partial(run_in_processes, module))
     return folder, read_results(folder)

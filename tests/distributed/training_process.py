@@ -36,7 +36,7 @@ from tests.distributed.checks import run_checks
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tag_rows, token_rows, vector_rows
 from tests.scenarios.models import PartlyTrainedClassifier, VectorClassifier, tiny_bert_classifier, tiny_bert_tagger
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, plain_descent, quiet_trainer, warnings_logged
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -100,7 +100,7 @@ class WritesUntilStep(TrainerCallback):
             self.is_reached.set()
 
     def write(self, *args: Any, **kwargs: Any) -> None:
-        assert self.is_reached.wait(LONGEST_WAIT_SECONDS)
+        assert self.is_reached.wait(MAX_WAIT_SECONDS)
         write_weights(*args, **kwargs)
 
 

@@ -20,7 +20,7 @@ from tests.docs.forks import Forks
 from tests.docs.programs import become
 
 LIMIT_KEYWORDS = ("littrainer", "python", "python3", "torchrun", "accelerate")
-SECONDS_FOR_A_LINE = 900
+LINE_TIMEOUT_SECONDS = 900
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = {*re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE), *re.findall(r"^(\w+) \?=", MAKEFILE, re.MULTILINE)}
 
@@ -97,7 +97,7 @@ class Shell:
             output,
             folder=str(self.folder),
             environment={**self.environment, **variables},
-            seconds=SECONDS_FOR_A_LINE,
+            seconds=LINE_TIMEOUT_SECONDS,
         )
         if status != 0:
             raise PageError(f"{line.place}: ended with status {status}: {line.text}")
@@ -115,7 +115,7 @@ class Shell:
             ["bash", "-euo", "pipefail", "-c", line.text],
             cwd=self.folder,
             env={**self.environment, "PATH": path},
-            timeout=SECONDS_FOR_A_LINE,
+            timeout=LINE_TIMEOUT_SECONDS,
         )
         if done.returncode != 0:
             raise PageError(f"{line.place}: ended with status {done.returncode}: {line.text}")

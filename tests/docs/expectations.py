@@ -70,7 +70,7 @@ def searches_are_recorded(names: Names, folder: Path, printed: str) -> None:
     assert names["best"].run_summary == "sweep7"
 
 
-def tensor_plan_is_found(names: Names, folder: Path, printed: str) -> None:
+def has_tensor_plan(names: Names, folder: Path, printed: str) -> None:
     assert names["Network"]().tp_plan == {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
 
 
@@ -92,7 +92,7 @@ EXPECTATIONS: dict[str, Callable[[Names, Path, str], None]] = {
     "docs/evaluation.md": metrics_are_printed,
     "docs/hub.md": repository_is_resumed_from,
     "docs/lightning.md": checkpoints_are_exchanged_and_features_work,
-    "docs/scale.md": tensor_plan_is_found,
+    "docs/scale.md": has_tensor_plan,
     "docs/search.md": searches_are_recorded,
     "docs/tracking.md": runs_are_written,
 }

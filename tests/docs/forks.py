@@ -34,7 +34,7 @@ LIBRARIES = (
     "tests.docs.page_run",
 )
 """None of them imports transformers' trainer, whose names `littrainer run` has to redirect before they are taken."""
-SECONDS_FOR_A_PAGE = 1200
+PAGE_TIMEOUT_SECONDS = 1200
 
 
 class Forks:
@@ -50,7 +50,7 @@ class Forks:
         folder: str | None = None,
         environment: dict[str, str] | None = None,
         log: str | None = None,
-        seconds: int = SECONDS_FOR_A_PAGE,
+        seconds: int = PAGE_TIMEOUT_SECONDS,
     ) -> int:
         """Call the function in a separate process and wait for its end.
 
@@ -71,7 +71,7 @@ class Forks:
 
     @classmethod
     @contextlib.contextmanager
-    def of_this_process(cls) -> Iterator[Forks]:
+    def is_this_process(cls) -> Iterator[Forks]:
         """Forks of this process as it is."""
         here, there = Pipe()
         process = os.fork()

@@ -12,7 +12,7 @@ LINK = re.compile(r"(?<!\\)\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 DEFINITION = re.compile(r"^\[[^\]]+\]:\s+<?(\S+?)>?\s*$", re.MULTILINE)
 ATTRIBUTE = re.compile(r"<[a-z][^>]*?\s(?:src|href|srcset)=\"([^\"]+)\"", re.IGNORECASE)
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
-GIVEN_ANCHOR = re.compile(r"\{ #([\w-]+) \}$")
+EXPLICIT_ANCHOR = re.compile(r"\{ #([\w-]+) \}$")
 MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[`*]|<[^>]+>")
 
 
@@ -32,7 +32,7 @@ def anchors_of(path: Path) -> set[str]:
     records: Counter[str] = Counter()
     anchors = set()
     for heading in HEADING.findall(prose(path)):
-        if given := GIVEN_ANCHOR.search(heading):
+        if given := EXPLICIT_ANCHOR.search(heading):
             anchors.add(given[1])
             continue
         text = MARKUP.sub(lambda match: match[1] or "", heading).strip().lower()

@@ -130,9 +130,9 @@ class PageRun:
 
     def _compare(self, shown: list[str], place: str) -> None:
         """Check that each shown line was printed by the code above it; numbers may differ."""
-        printed = [_without_numbers(line) for line in re.split(r"[\r\n]+", self.printed)]
+        printed = [_strip_numbers(line) for line in re.split(r"[\r\n]+", self.printed)]
         for line in shown:
-            expected = _without_numbers(line)
+            expected = _strip_numbers(line)
             parts = [re.escape(part) for part in expected.split("...")]
             if expected and not any(re.search(".*".join(parts), text) for text in printed):
                 raise PageError(f"{place}: nothing above prints {line.strip()!r}; printed was\n{self.printed[-4000:]}")
@@ -155,7 +155,7 @@ def run_page(page: str, root: str, log: str) -> None:
     _show_in_tracebacks(page, root)
     set_seed(0)
     # Before the page's code has changed anything in this process.
-    with Forks.of_this_process() as forks:
+    with Forks.is_this_process() as forks:
         run = PageRun(page, Path(log), vars(main), Shell(Path.cwd(), forks))
         if page in PREPARATIONS:
             run.names.update(PREPARATIONS[page](Path.cwd()))
@@ -171,7 +171,7 @@ def _show_in_tracebacks(page: str, root: str) -> None:
     linecache.cache[page] = (len(text), None, text.splitlines(keepends=True), page)
 
 
-def _without_numbers(line: str) -> str:
+def _strip_numbers(line: str) -> str:
     return " ".join(NUMBER.sub("0", line).split())
 
 

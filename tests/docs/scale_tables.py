@@ -107,7 +107,7 @@ def strategy_tables() -> str:
     )
 
 
-def with_tables(page: str) -> str:
+def add_tables(page: str) -> str:
     """A page with today's tables between its two marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -126,4 +126,4 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    place.write_text(with_tables(place.read_text(encoding="utf-8")), encoding="utf-8")
+    place.write_text(add_tables(place.read_text(encoding="utf-8")), encoding="utf-8")

@@ -25,6 +25,6 @@ def test_commands_in_the_text_name_what_is_there(page: str) -> None:
     assert {command: unknown for command in commands_of(page) if (unknown := unknown_in(command))} == {}
 
 
-def test_what_is_not_there_is_found() -> None:
+def test_a_missing_file_is_reported() -> None:
     assert unknown_in("make no-such-target PYTHON='python3 -B'") == ["no-such-target"]
     assert unknown_in("littrainer run --no-such 2 script.py --its-own") == ["--no-such"]

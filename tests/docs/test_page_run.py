@@ -49,7 +49,7 @@ def page(tmp_path: Path) -> Path:
     return root / "GUIDE.md"
 
 
-def told_by(page: Path, forks: Forks) -> str | None:
+def collect_messages(page: Path, forks: Forks) -> str | None:
     """Return what is printed if the page fails, else None."""
     folder = page.parent.parent / "work"
     folder.mkdir(exist_ok=True)
@@ -62,7 +62,7 @@ def told_by(page: Path, forks: Forks) -> str | None:
 
 
 def test_a_page_that_is_true_passes(page: Path, forks: Forks) -> None:
-    assert told_by(page, forks) is None
+    assert collect_messages(page, forks) is None
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,20 @@ def test_a_page_that_is_true_passes(page: Path, forks: Forks) -> None:
         ("littrainer run script.py", "pip install 'littrainer[nothing]'", "pyproject.toml has no extra nothing"),
     ],
 )
-def test_a_page_that_is_not_true_is_told_with_the_line(
+def test_a_wrong_page_is_reported_with_the_line(
     true: str, untrue: str, messages: str, page: Path, forks: Forks
 ) -> None:
     assert true in PAGE
     page.write_text(PAGE.replace(true, untrue))
-    assert messages in (told_by(page, forks) or "")
+    assert messages in (collect_messages(page, forks) or "")
 
 
 def test_a_script_that_no_command_runs_is_run(page: Path, forks: Forks) -> None:
     page.write_text('```python title="script.py"\nraise SystemExit("it ran")\n```\n')
-    assert "it ran" in (told_by(page, forks) or "")
+    assert "it ran" in (collect_messages(page, forks) or "")
 
 
-def test_pages_and_their_blocks_are_found_whatever_their_indentation(page: Path) -> None:
+def test_indented_blocks_of_pages_are_collected(page: Path) -> None:
     below = page.parent / "docs" / "more"
     below.mkdir(parents=True)
     (below / "new.md").write_text("````text\n```\nno fence\n```\n````\n")

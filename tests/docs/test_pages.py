@@ -33,7 +33,7 @@ def test_the_code_of_the_page_runs_and_shows_what_the_page_says(page: str, forks
 
 
 @pytest.mark.parametrize("page", NOT_EXECUTED)
-def test_what_is_left_out_stands_on_the_page(page: str) -> None:
+def test_excluded_pages_are_listed(page: str) -> None:
     blocks = blocks_of(page)
     lines = [line.text for block in blocks if block.language in COMMANDS for line in command_lines_of(block)]
     texts = [*(block.code for block in blocks), *lines]

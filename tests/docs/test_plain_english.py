@@ -43,7 +43,7 @@ BETTER = {
 """A pattern -> the better word; DESIGN and CONTRIBUTING have the rules behind it."""
 
 
-def found_in(text: str) -> list[str]:
+def find_phrases(text: str) -> list[str]:
     """Each phrase of a text that has a better word, with the sentence around it."""
     hits = []
     for pattern, better in BETTER.items():
@@ -57,14 +57,14 @@ def found_in(text: str) -> list[str]:
 def test_a_page_is_in_plain_english(page: str) -> None:
     text = INLINE_CODE.sub("`code`", prose(Path(ROOT, page)))
     # A phrase may begin on one line and end on the next.
-    assert found_in(re.sub(r"(?<=\S)\n(?=[a-z])", " ", text)) == []
+    assert find_phrases(re.sub(r"(?<=\S)\n(?=[a-z])", " ", text)) == []
 
 
 def test_help_is_in_plain_english() -> None:
     texts = {" ".join(arguments): help_of(*arguments) for arguments in [(), *((name,) for name in COMMANDS)]}
     for field in dataclasses.fields(Seq2SeqTrainingArguments):
         texts[f"--{field.name}"] = field.metadata["help"]
-    results = {name: found_in(" ".join(text.split())) for name, text in texts.items()}
+    results = {name: find_phrases(" ".join(text.split())) for name, text in texts.items()}
     assert {name: hits for name, hits in results.items() if hits} == {}
 
 
@@ -91,9 +91,9 @@ def messages(tree: ast.Module) -> Iterator[str]:
 def test_docstrings_and_messages_are_in_plain_english(module: str) -> None:
     tree = ast.parse(Path(SOURCE, module).read_text(encoding="utf-8"))
     texts = [ast.get_docstring(tree) or "", *public_docstrings(tree), *messages(tree)]
-    assert found_in("\n".join(re.sub(r"(?<=\S)\n *(?=[a-z])", " ", text) for text in texts)) == []
+    assert find_phrases("\n".join(re.sub(r"(?<=\S)\n *(?=[a-z])", " ", text) for text in texts)) == []
 
 
-def test_a_phrase_is_found_with_the_better_word() -> None:
-    (hit,) = found_in("Each process has a folder of its own.")
+def test_a_phrase_is_reported_with_the_better_word() -> None:
+    (hit,) = find_phrases("Each process has a folder of its own.")
     assert hit.startswith("'of its own' (better: its, their, separate, or nothing)")

@@ -51,7 +51,7 @@ def test_a_translation_has_the_code_the_links_and_the_anchors_of_the_english_pag
     assert len(anchors_of(english) - anchors_of(page)) <= 1
 
 
-def test_pages_of_the_navigation_that_lie_outside_docs_are_there() -> None:
+def test_pages_of_the_navigation_outside_docs_exist() -> None:
     pages = [page for page in in_navigation(SITE["nav"]) if page.startswith(OF_REPOSITORY)]
     assert pages and all((ROOT / page.removeprefix(OF_REPOSITORY)).is_file() for page in pages)
 

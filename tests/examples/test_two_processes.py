@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = "--images 64 --batch_size 32 --epochs 2"
 
 
-def test_two_processes_have_the_losses_of_one_under_transformers_and_hold_half_a_model_each(
+def test_two_processes_have_the_losses_of_transformers_and_hold_half_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copies = f"--output_dir {tmp_path / 'copies'} {SMALL}"

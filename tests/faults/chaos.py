@@ -40,7 +40,7 @@ import torch
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main as littrainer
 from tests.distributed.starting import get_plain_environment
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 SCRIPT = "tests.faults.faulty_run"
 REPOSITORY = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def run_forked(schedule: Schedule, folder: Path) -> tuple[int, str]:
 
     agent = multiprocessing.get_context("fork").Process(target=start)
     agent.start()
-    agent.join(LONGEST_WAIT_SECONDS)
+    agent.join(MAX_WAIT_SECONDS)
     if agent.exitcode is None:
         agent.terminate()
         agent.join()

@@ -19,7 +19,7 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
 from tests.faults.signals import SignalIn
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
@@ -64,7 +64,7 @@ for place in (*EVENTS, "fork"):
 def test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True, timeout=LONGEST_WAIT_SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True, timeout=MAX_WAIT_SECONDS)
     statuses = dict(line.split() for line in done.stdout.splitlines() if line.count(" ") == 1)
     assert len(statuses) == 6 and set(statuses.values()) == {"-2"}, done.stderr
 
@@ -87,7 +87,7 @@ def test_a_training_in_another_thread_does_not_change_the_handler(tmp_path: Path
     trainer = quiet_trainer(tmp_path, max_steps=2)
     thread = threading.Thread(target=lambda: outputs.append(trainer.train()))
     thread.start()
-    thread.join(LONGEST_WAIT_SECONDS)
+    thread.join(MAX_WAIT_SECONDS)
     assert outputs and outputs[0].global_step == 2
     assert signal.getsignal(signal.SIGINT) is handler
 

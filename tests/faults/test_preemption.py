@@ -16,7 +16,7 @@ from littrainer import Trainer, TrainerCallback, TrainingArguments
 from tests.faults.failing import Fuse, fail_in_event
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 # Three steps per epoch, an evaluation after every second step, and dropout.
@@ -262,7 +262,7 @@ def test_training_in_another_thread_is_refused_with_the_reason(tmp_path: Path) -
 
     thread = threading.Thread(target=train)
     thread.start()
-    thread.join(LONGEST_WAIT_SECONDS)
+    thread.join(MAX_WAIT_SECONDS)
     assert "main thread" in str(errors[0])
 
 

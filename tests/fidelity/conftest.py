@@ -15,13 +15,13 @@ import pytest
 from tests.fidelity.scenarios import QUICK
 from tests.fidelity.side import MODES, ORACLE, OURS
 from tests.left_out import leave_out
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
 NO_CALL = SimpleNamespace(params={})
 
-LONGEST_RUN_SECONDS = 900
+MAX_RUN_SECONDS = 900
 
 RUNS: dict[str, tuple[str, str]] = {ORACLE: (ORACLE, "automatic"), **{mode: (OURS, mode) for mode in MODES}}
 """Folder name -> side and mode of each process."""
@@ -62,7 +62,7 @@ def run_all(folder: Path, expected: dict[str, list[str]], environment: dict[str,
             processes.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT))
     for process in processes:
         try:
-            process.wait(LONGEST_RUN_SECONDS)
+            process.wait(MAX_RUN_SECONDS)
         except subprocess.TimeoutExpired:
             # The scenarios that were done have their records; the others fail by name.
             process.kill()
@@ -76,7 +76,7 @@ def needs_a_run(item: Any, fixture: str = "runs") -> bool:
     return fixture in getattr(item, "fixturenames", ()) and isinstance(name, str)
 
 
-def wanted_runs(items: list[Any], fixture: str = "runs") -> dict[str, list[str]]:
+def select_runs(items: list[Any], fixture: str = "runs") -> dict[str, list[str]]:
     """Return the scenarios of each entry of `RUNS` that the collected tests with a fixture compare."""
     params = [item.callspec.params for item in items if needs_a_run(item, fixture)]
     expected = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
@@ -97,5 +97,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with a folder of records for each entry of `RUNS`."""
-    expected = wanted_runs(request.session.items)
-    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, expected))
+    expected = select_runs(request.session.items)
+    return run_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, expected))

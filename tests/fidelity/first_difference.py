@@ -31,7 +31,7 @@ def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: 
         missing, surplus = [key for key in left if key not in right], [key for key in right if key not in left]
         keys = f"{here}: missing keys {missing!r:.200}, surplus keys {surplus!r:.200}" if missing or surplus else None
         return next(filter(None, results), keys)
-    one, other = _as_array(expected), _as_array(actual)
+    one, other = _to_array(expected), _to_array(actual)
     dtypes = getattr(expected, "dtype", None), getattr(actual, "dtype", None)
     if one.shape != other.shape or dtypes[0] != dtypes[1]:
         return f"{here}: expected {dtypes[0]}{one.shape}, got {dtypes[1]}{other.shape}"
@@ -49,7 +49,7 @@ def first_difference(expected: Any, actual: Any, tolerance: float = 0.0, place: 
     return f"{here}: {entries}expected {one.item(first)!r:.200}, got {other.item(first)!r:.200}{gap}"
 
 
-def _as_array(value: Any) -> Any:
+def _to_array(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         # NumPy does not know all small floats, and float32 holds their numbers.
         return (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()

@@ -38,9 +38,9 @@ LAYOUTS = ((8, 1), (4, 2), (1, 8))
 PRECISION = 1e-6
 # A layout changes the loss by labels' shares or a factor of 2, if at all; rounding changes it by less than this.
 DEPENDS = 1e-4
-SECONDS_FOR_A_HEAD = 12
+HEAD_TIMEOUT_SECONDS = 12
 # Parameters. The sizes below do not make larger models tiny.
-LARGEST = 3_000_000
+MAX_PARAMETERS = 3_000_000
 TASKS = (
     *("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "NEXT_SENTENCE_PREDICTION"),
     *("TOKEN_CLASSIFICATION", "QUESTION_ANSWERING", "MULTIPLE_CHOICE", "IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION"),
@@ -63,7 +63,7 @@ SIZES: dict[int, str] = {
 }
 SETTINGS = {name: size for size, names in SIZES.items() for name in names.split()}
 # Heads that classify each token as replaced or original.
-TOLD_APART = ("ElectraForPreTraining", "FunnelForPreTraining")
+TOKEN_DETECTION_HEADS = ("ElectraForPreTraining", "FunnelForPreTraining")
 # Some heads of each task, of both kinds: with and without division.
 SAMPLE = (
     *("BertLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM", "OPTForCausalLM", "XLNetLMHeadModel"),
@@ -86,7 +86,7 @@ class Outcome:
         ratio: how much the loss changes at most between layouts with "transformers", as the larger over the smaller.
         is_warned: there was a warning then.
         exact_loss, exact_gradient: the same ratios with "exact", of the loss and of the norm of the gradients.
-        is_told: with "exact" there was a warning that the head is of neither kind.
+        warns_of_unknown_reduction: with "exact" there was a warning that the head is of neither kind.
         reason: why layouts differ anyway, if the model says so.
         precision: how much layouts may differ, which is more in single precision.
     """
@@ -96,7 +96,7 @@ class Outcome:
     is_warned: bool
     exact_loss: float
     exact_gradient: float
-    is_told: bool
+    warns_of_unknown_reduction: bool
     reason: str | None
     precision: float = PRECISION
 
@@ -111,7 +111,7 @@ class Outcome:
     @property
     def fault(self) -> str | None:
         """Return what is wrong, or None."""
-        if not (self.is_exact or self.is_told or self.reason):
+        if not (self.is_exact or self.warns_of_unknown_reduction or self.reason):
             return f"{self.name}: exact loss {self.exact_loss:.7f}, gradients {self.exact_gradient:.7f}"
         if self.reason is None and self.depends is not self.is_warned:
             return f"{self.name}: ratio {self.ratio:.5f}, {'' if self.is_warned else 'not '}warned about"
@@ -151,7 +151,7 @@ def built(name: str, task: str) -> Any:
     torch.manual_seed(0)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in kind(config).parameters())
-    if size > LARGEST:
+    if size > MAX_PARAMETERS:
         raise ValueError(f"{size} parameters")
     return kind(config).train()
 
@@ -180,7 +180,7 @@ def rows_for(task: str, model: Any) -> list[dict[str, Any]]:
         batch["labels"] = classes % 2
     elif task == "SEQUENCE_CLASSIFICATION":
         batch["labels"] = classes
-    elif type(model).__name__ in TOLD_APART:
+    elif type(model).__name__ in TOKEN_DETECTION_HEADS:
         batch["labels"] = ids % 2
     else:
         batch["labels"] = labels
@@ -268,7 +268,7 @@ def tried(name: str, task: str) -> Outcome | str:
 
 def tried_in(dtype: torch.dtype, precision: float, name: str, task: str) -> Outcome | str:
     try:
-        with limited(SECONDS_FOR_A_HEAD), warnings.catch_warnings():
+        with limited(HEAD_TIMEOUT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = built(name, task).to(dtype)
             rows = rows_for(task, model)
@@ -321,9 +321,9 @@ def main(names: list[str]) -> int:
     reasons = collections.defaultdict(list)
     for outcome in outcomes:
         if not outcome.is_exact:
-            reasons[outcome.reason or ("told to be of neither kind" if outcome.is_told else "FAULT")].append(
-                outcome.name
-            )
+            reasons[
+                outcome.reason or ("told to be of neither kind" if outcome.warns_of_unknown_reduction else "FAULT")
+            ].append(outcome.name)
     for reason, those in reasons.items():
         print(f"{reason}: {', '.join(those)}")
     for outcome in outcomes if names else ():

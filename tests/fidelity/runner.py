@@ -31,7 +31,7 @@ from tests.scenarios.other_processes import process_group
 
 START_SEED = 20
 # A process whose peer failed gives up after this time; a peer on a busy machine may be slow.
-LONGEST_WAIT = timedelta(seconds=300)
+MAX_WAIT = timedelta(seconds=300)
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -89,7 +89,7 @@ def main(name: str, mode: str, folder: Path, expected: list[str]) -> None:
         run_folder = folder / "runs" / scenario_name
         run_folder.mkdir(parents=True, exist_ok=PROCESSES > 1)
         # A failure does not end the other scenarios.
-        with process_group(folder / f"{scenario_name}.meeting", RANK, PROCESSES, LONGEST_WAIT):
+        with process_group(folder / f"{scenario_name}.meeting", RANK, PROCESSES, MAX_WAIT):
             record = run_scenario(SCENARIOS[scenario_name], name, mode, run_folder)
         (records / f"{scenario_name}.pickle").write_bytes(pickle.dumps(record))
         outcome = "raised" if record.error else "done"

@@ -64,19 +64,19 @@ class Side:
     @property
     def Trainer(self) -> Any:
         """The side's Trainer class."""
-        return self._in_mode(self.names.Trainer)
+        return self._select_mode(self.names.Trainer)
 
     @property
     def Seq2SeqTrainer(self) -> Any:
         """The side's Seq2SeqTrainer class."""
-        return self._in_mode(self.names.Seq2SeqTrainer)
+        return self._select_mode(self.names.Seq2SeqTrainer)
 
     @property
     def ExportableState(self) -> Any:
         """The side's ExportableState, which transformers has in the module of its callbacks."""
         return importlib.import_module("transformers.trainer_callback" if self.name == ORACLE else OURS).ExportableState
 
-    def _in_mode(self, Base: Any) -> Any:
+    def _select_mode(self, Base: Any) -> Any:
         if self.mode == "automatic":
             return Base
 

@@ -34,7 +34,7 @@ def compare_records(runs: Path, name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", COMPARED)
-def test_a_run_leaves_what_transformers_own_trainer_leaves(runs: Path, name: str, mode: str) -> None:
+def test_a_run_equals_that_of_transformers_trainer(runs: Path, name: str, mode: str) -> None:
     compare_records(runs, name, mode)
 
 
@@ -45,6 +45,6 @@ def test_only_an_overridden_training_step_runs_under_manual_optimization(runs: P
 
 
 @pytest.mark.parametrize("name", [name for name in COMPARED if SCENARIOS[name].saves])
-def test_a_scenario_that_saves_leaves_weights_to_compare(runs: Path, name: str) -> None:
+def test_a_scenario_that_saves_has_weights_to_compare(runs: Path, name: str) -> None:
     files = finished_record(runs, ORACLE, name).checkpoints
     assert any(file.endswith(".safetensors") and weights for file, weights in files.items())

@@ -15,7 +15,7 @@ import torch
 from tests.distributed.together import find_free_port, wait_for_processes
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 
 def needs_gpus(number: int) -> pytest.MarkDecorator:
@@ -39,7 +39,7 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
             started.append(
                 subprocess.Popen(command, cwd=ROOT, env={**visible, **ranks}, stdout=log, stderr=subprocess.STDOUT)
             )
-    wait_for_processes(started, logs, LONGEST_WAIT_SECONDS)
+    wait_for_processes(started, logs, MAX_WAIT_SECONDS)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(processes)]
 
 

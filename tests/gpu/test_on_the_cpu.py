@@ -48,6 +48,6 @@ def test_arguments_of_two_processes_ask_for_their_strategy(
     monkeypatch.setenv("WORLD_SIZE", "2")
     arguments: dict[str, Any] = dict(SPREAD[name])
     if "deepspeed" in arguments:
-        arguments["deepspeed"] = {**trainings.LEFT_TO_ARGUMENTS, **arguments["deepspeed"]}
+        arguments["deepspeed"] = {**trainings.FILLED_BY_ARGUMENTS, **arguments["deepspeed"]}
     args = littrainer.TrainingArguments(str(tmp_path), use_cpu=True, **arguments)
     assert strategy_name(args) == STRATEGIES[name]

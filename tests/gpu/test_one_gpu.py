@@ -42,7 +42,7 @@ def test_the_gpu_holds_no_more_than_with_transformers(both) -> None:  # type: ig
     assert 0 < ours <= theirs * (1 + FURTHER_MEMORY_SHARE)
 
 
-def test_batches_have_arrived_whole_when_a_step_reads_them(both) -> None:  # type: ignore[no-untyped-def]
+def test_batches_are_complete_when_a_step_reads_them(both) -> None:  # type: ignore[no-untyped-def]
     ours, theirs = both("batches")
     for non_blocking in (False, True):
         assert ours[non_blocking]["devices"] == ["cuda"]
@@ -61,7 +61,7 @@ def test_further_evaluations_reserve_no_further_memory(both) -> None:  # type: i
 
 
 @pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2"])
-def test_loss_and_gradients_of_packed_documents_are_those_of_documents_apart(tmp_path: Path, attention: str) -> None:
+def test_loss_and_gradients_of_packed_documents_equal_those_of_single_documents(tmp_path: Path, attention: str) -> None:
     is_flash = attention == "flash_attention_2"
     if is_flash:
         pytest.importorskip("flash_attn")

@@ -21,7 +21,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("name", SPREAD)
-def test_losses_are_those_of_one_gpu_and_the_model_is_saved_whole(tmp_path: Path, alone: Any, name: str) -> None:
+def test_losses_equal_those_of_a_single_gpu_and_the_full_model_is_saved(tmp_path: Path, alone: Any, name: str) -> None:
     if "deepspeed" in name and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed")
     from transformers import AutoModelForCausalLM

@@ -44,7 +44,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     "deepspeed stage 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
 }
 # Keys of a DeepSpeed configuration that the arguments fill in.
-LEFT_TO_ARGUMENTS = {
+FILLED_BY_ARGUMENTS = {
     "train_micro_batch_size_per_gpu": "auto",
     "train_batch_size": "auto",
     "gradient_accumulation_steps": "auto",
@@ -136,7 +136,7 @@ def calls_that_wait(events: Iterable[Any]) -> list[str]:
     ]
 
 
-def waits_in_whole_steps(side: ModuleType, folder: Path, **changes: Any) -> Any:
+def count_waits_in_steps(side: ModuleType, folder: Path, **changes: Any) -> Any:
     """Return the calls at which the host waited within two whole steps."""
     results: list[str] = []
     steps: list[int] = []
@@ -214,7 +214,7 @@ def spread(name: str) -> Callable[..., Any]:
     def train(side: ModuleType, folder: Path, **changes: Any) -> Any:
         arguments = dict(SPREAD[name])
         if "deepspeed" in arguments:
-            arguments["deepspeed"] = {**LEFT_TO_ARGUMENTS, **arguments["deepspeed"]}
+            arguments["deepspeed"] = {**FILLED_BY_ARGUMENTS, **arguments["deepspeed"]}
         trainer = trainer_of(side, folder / "run", **{"per_device_train_batch_size": 2, **arguments, **changes})
         trainer.train()
         trainer.save_model(str(folder / "saved"))
@@ -226,7 +226,7 @@ def spread(name: str) -> Callable[..., Any]:
 TRAININGS: dict[str, Callable[..., Any]] = {
     **{precision: training_in(precision) for precision in PRECISIONS},
     "overflowing": overflowing,
-    "waits in whole steps": waits_in_whole_steps,
+    "waits in whole steps": count_waits_in_steps,
     "batches": evaluating_batches,
     "memory reserved by evaluations": reserved_by_evaluations,
     "peak memory": peak_memory,

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 GOOD_TOKEN = "hf_" + "x1Ab" * 8
 USER = "someone"
@@ -158,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.receive_body()
         self.hub.requests.append(Request(method, path, dict(self.headers), body))
         if fault is not None and fault.until is not None:
-            fault.until.wait(LONGEST_WAIT_SECONDS)
+            fault.until.wait(MAX_WAIT_SECONDS)
         try:
             if fault is not None and fault.status is not None:
                 raise Response(fault.status, fault.body)

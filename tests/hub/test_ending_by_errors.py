@@ -14,7 +14,7 @@ from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.hub.runs import AtStep, pushing_trainer
 from tests.hub.server import Fault, Hub
 from tests.hub.test_pushing import CHECKPOINT_STRATEGIES, SAVES
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, wait_until
 
 
 class Died(Exception):
@@ -49,7 +49,7 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
 
         wait_until(is_waiting, "the process waits for its push")
         may_respond.set()
-        assert process.wait(LONGEST_WAIT_SECONDS) == 1
+        assert process.wait(MAX_WAIT_SECONDS) == 1
     finally:
         process.kill()
         process.wait()

@@ -13,7 +13,7 @@ from littrainer.hub.repository import advise
 from tests.hub.runs import AtStep, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 COMMIT = "POST .*/commit/"
 
@@ -83,7 +83,7 @@ def test_a_push_by_hand_that_fails_in_the_background_is_a_warning_and_the_error_
     trainer = pushing_trainer(tmp_path, save_strategy="no")
     hub.faults.append(Fault(COMMIT, 500))
     future: Any = trainer.push_to_hub(blocking=False)
-    assert future.exception(timeout=LONGEST_WAIT_SECONDS) is not None
+    assert future.exception(timeout=MAX_WAIT_SECONDS) is not None
     trainer.push_in_progress.wait_until_done()
     assert "Pushing to someone/run failed" in caplog.text
 

@@ -15,7 +15,7 @@ from littrainer import Trainer
 from littrainer.hub.repository import PushError, contains_token, redact_tokens
 from tests.hub.runs import files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, USER, Fault, Hub
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 
 def has_token(content: bytes | str) -> bool:
@@ -126,7 +126,7 @@ def test_a_file_with_a_token_is_not_pushed_with_a_warning(
     (run / "mine").write_text(other)
     pushed: Any = trainer.push_to_hub(token=other, blocking=blocking)
     if not blocking:
-        pushed.result(timeout=LONGEST_WAIT_SECONDS)
+        pushed.result(timeout=MAX_WAIT_SECONDS)
     for files in (commit.files for commit in hub.repository().branches["main"][1:]):
         assert [name for name, content in files.items() if has_token(content)] == []
         assert "a[b]/cd.txt" in files

@@ -25,7 +25,7 @@ from littrainer.hub.push_to_hub import (
     remove_abandoned_snapshots,
 )
 from tests.hub.runs import files_below
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 
 class Sending(Upload):
@@ -105,7 +105,7 @@ def test_the_text_of_an_upload_has_no_access_token(tmp_path: Path) -> None:
 
 def test_pushes_that_are_cancelled_leave_nothing_on_the_disk(sending: type[Sending], tmp_path: Path) -> None:
     pushes, may_end = PushInProgress(), threading.Event()
-    pushes._submit(lambda _: may_end.wait(LONGEST_WAIT_SECONDS), [])
+    pushes._submit(lambda _: may_end.wait(MAX_WAIT_SECONDS), [])
     pushes.begin(make_uploads(tmp_path, 1))
     assert list_snapshots(tmp_path) == names(1)
     pushes.cancel()
@@ -152,7 +152,7 @@ def test_an_interruption_ends_the_wait_and_reports_unfinished_pushes(
     logger = logging.getLogger("littrainer.hub.push_to_hub")
     logger.addHandler(handler)
     try:
-        first, second = (work._submit(lambda _: may_end.wait(LONGEST_WAIT_SECONDS), []) for _ in range(2))
+        first, second = (work._submit(lambda _: may_end.wait(MAX_WAIT_SECONDS), []) for _ in range(2))
         with pytest.raises(KeyboardInterrupt):
             work.finish_before_exit()
         assert not first.done() and second.cancelled()

@@ -16,7 +16,7 @@ from tests.hub.runs import PUSHING, AtEnd, AtStep, files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, MAIN, Fault, Hub
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
 SAVES = [f"Training in progress, step {step}" for step in (2, 4, 6)]
@@ -130,7 +130,7 @@ def test_push_to_hub_returns_the_commit_or_a_future_and_sends_the_files_of_that_
     (run / "more.txt").write_text("after")
     assert files_below(run)["model.safetensors"] != before["model.safetensors"]
     may_respond.set()
-    assert future.result(LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
+    assert future.result(MAX_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
     assert repository.messages() == ["by hand", "later"]
     pushed = {name: content for name, content in repository.files().items() if name != ".gitattributes"}
     assert pushed == {name: content for name, content in before.items() if not name.startswith(SNAPSHOT_DIR)}

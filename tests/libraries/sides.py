@@ -31,7 +31,7 @@ needs_libraries = pytest.mark.skipif(not PYTHON.exists(), reason="`make test-all
 LIMIT_SECONDS = 600
 SHOWN_CHARACTERS = 6000
 # Files that only a checkpoint of littrainer has.
-OWN_FILES = (
+LITTRAINER_FILES = (
     "littrainer_manifest.json",
     "littrainer_resume.pt",
     "littrainer_run.json",
@@ -134,7 +134,7 @@ def read_folder(folder: Path, output: str = "") -> SideRecord:
         path for path in folder.rglob("*") if path.is_file() and "models" not in path.relative_to(folder).parts[:1]
     ]
     names = {path.relative_to(folder).as_posix(): path for path in paths}
-    own_paths = {name for name, path in names.items() if path.name in OWN_FILES}
+    own_paths = {name for name, path in names.items() if path.name in LITTRAINER_FILES}
     values = {name: values_in(path) for name, path in names.items() if holds_values(path)}
     return SideRecord(set(names) - own_paths, own_paths, values, output)
 

@@ -19,7 +19,7 @@ SCRIPTS = {
     "trl_deeper.py": "bema distillation gkd online_dpo orpo rloo",
     "peft_adapters.py": "adalora adamss lora lora_plus lora_rescaled lora_resumed monteclora prompts",
     "sentence_transformer_trainers.py": (
-        "cross_encoding datasets_by_size datasets_in_turn fit made_anew made_anew_by_label matryoshka ranking "
+        "cross_encoding datasets_by_size datasets_in_turn fit recreate made_anew_by_label matryoshka ranking "
         "several_vectors similarity similarity_resumed sparse streamed_adapter"
     ),
     "setfit_training.py": "distilled head_of_torch pairs triplets",

@@ -15,7 +15,7 @@ STEP_IS_ABSENT = "run/trainer_state.json: log 1 / step: ours absent, theirs 2"
 LOGS = [{"loss": 1.5, "step": 1}, {"loss": math.nan, "train_runtime": 3.0, "step": 2}]
 
 
-def left_by(folder: Path, weight: float = 1.0, logs: list[dict[str, Any]] = LOGS, extra: str = "") -> Path:
+def collect_results(folder: Path, weight: float = 1.0, logs: list[dict[str, Any]] = LOGS, extra: str = "") -> Path:
     (folder / "run").mkdir(parents=True)
     save_file({"weight": torch.tensor([weight, 2.0])}, folder / "run" / "model.safetensors")
     (folder / "run" / "trainer_state.json").write_text(json.dumps({"log_history": logs, "epoch": 1.0}))
@@ -25,7 +25,9 @@ def left_by(folder: Path, weight: float = 1.0, logs: list[dict[str, Any]] = LOGS
 
 
 def compared(tmp_path: Path, **ours: Any) -> Both:
-    return Both(read_folder(left_by(tmp_path / "ours", **ours)), read_folder(left_by(tmp_path / "theirs")))
+    return Both(
+        read_folder(collect_results(tmp_path / "ours", **ours)), read_folder(collect_results(tmp_path / "theirs"))
+    )
 
 
 # Differences of ours -> their descriptions.
@@ -47,7 +49,5 @@ DIFFERENCES: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("ours", "said"), DIFFERENCES)
-def test_each_kind_of_difference_is_seen_and_none_where_there_is_none(
-    tmp_path: Path, ours: dict[str, Any], said: list[str]
-) -> None:
+def test_each_kind_of_difference_is_reported(tmp_path: Path, ours: dict[str, Any], said: list[str]) -> None:
     assert described(compared(tmp_path, **ours)) == said

@@ -18,7 +18,7 @@ from littrainer.lightning.arguments import (
     get_changed_arguments,
     resolve_arguments,
 )
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_arguments_of_a_module_do_not_start_a_process_group() -> None:
     )
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}
     command, environment = [sys.executable, "-c", script], {**os.environ, **launched}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST_WAIT_SECONDS)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from littrainer.distributed.environment import COMMAND
 from littrainer.loop import preemption
 from littrainer.runtime.interruptions import UpdateGuard, UserStopIteration
 from tests.compat.processes import environment
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, wait_until
 
 TRAINING = """
 import sys, time
@@ -54,7 +54,7 @@ def test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130(tmp_path: Pa
     ) as process:
         wait_until(lambda: len(list(tmp_path.glob("out/waiting*"))) == 2 or process.poll() is not None, "step 3")
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=LONGEST_WAIT_SECONDS)
+        _, stderr = process.communicate(timeout=MAX_WAIT_SECONDS)
     assert len(list(tmp_path.glob("told*"))) == 2
     # A shell reports it as 130.
     assert process.returncode == -signal.SIGINT

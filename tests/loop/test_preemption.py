@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.fidelity.conftest import environment_of_runs
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 # The second of two processes receives a signal in its third step.
 PROCESS = """
@@ -44,6 +44,6 @@ def test_a_signal_to_a_single_process_stops_both_at_the_same_step(tmp_path: Path
         )
         for rank in (0, 1)
     ]
-    outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
+    outputs = [process.communicate(timeout=MAX_WAIT_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == [[3, "SIGUSR1", True]] * 2

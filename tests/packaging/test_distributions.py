@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from littrainer import __version__
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "littrainer"
@@ -59,7 +59,7 @@ TrainingArguments("out").learning_rat
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both, as `python -m build` makes them: the sdist of this tree, and the wheel of that sdist."""
-    return carried_out_once(tmp_path_factory, "distributions", lambda folder: build(folder))
+    return run_once(tmp_path_factory, "distributions", lambda folder: build(folder))
 
 
 def build(outdir: Path, *options: str) -> None:
@@ -96,7 +96,7 @@ def test_the_wheel_holds_each_file_of_the_package_its_licence_and_nothing_else(d
     assert dict(commands["console_scripts"]) == {"littrainer": "littrainer.cli:main"}
 
 
-def test_the_wheel_that_the_sdist_builds_is_the_one_that_the_tree_builds(dist: Path, tmp_path: Path) -> None:
+def test_the_sdist_and_the_tree_build_equal_wheels(dist: Path, tmp_path: Path) -> None:
     build(tmp_path, "--wheel")
     assert files_in_wheel(dist) == files_in_wheel(tmp_path)
 
@@ -136,7 +136,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
         subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=600)
 
-    return carried_out_once(tmp_path_factory, "environment_with_the_wheel", install)
+    return run_once(tmp_path_factory, "environment_with_the_wheel", install)
 
 
 def test_type_checkers_see_the_types_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_type_checkers_see_the_types_of_the_installed_wheel(installed: Path, tmp
     assert any(line.startswith("program.py:4: error") and "learning_rat" in line for line in messages), checked
 
 
-def test_an_environment_that_has_the_wheel_tells_its_version_and_trains(installed: Path, tmp_path: Path) -> None:
+def test_an_environment_with_the_wheel_prints_its_version_and_trains(installed: Path, tmp_path: Path) -> None:
     # The wheel's dependencies are visible, but not the checkout, which only a .pth file there names.
     (there,) = installed.glob("lib/python*/site-packages")
     (there / "dependencies.pth").write_text(sysconfig.get_path("purelib"))

@@ -220,13 +220,13 @@ def f1(prediction: Any) -> Any:
 
 @mistake
 def loss_without_outputs(folder: Path) -> object:
-    class OwnLoss(Trainer):
+    class CustomLoss(Trainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
             return model(**inputs)["loss"]
 
-    OwnLoss.__name__ = "MyTrainer"
+    CustomLoss.__name__ = "MyTrainer"
     rows = Rows(vector_rows(4))
-    return OwnLoss(model=VectorClassifier(), args=arguments(folder), eval_dataset=rows).evaluate()
+    return CustomLoss(model=VectorClassifier(), args=arguments(folder), eval_dataset=rows).evaluate()
 
 
 @mistake

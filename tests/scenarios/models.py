@@ -101,7 +101,7 @@ class RememberingClassifier(VectorClassifier):
         return super().load_state_dict(state_dict, strict, assign)
 
 
-class BreakingClassifier(VectorClassifier):
+class NonfiniteClassifier(VectorClassifier):
     """A model whose loss is NaN on the training micro-batches (counted from 0) named in `broken`."""
 
     def __init__(self, broken: tuple[int, ...], value: float = float("nan")) -> None:

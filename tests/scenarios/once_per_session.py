@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 
-def carried_out_once(factory: pytest.TempPathFactory, name: str, work: Callable[[Path], object]) -> Path:
+def run_once(factory: pytest.TempPathFactory, name: str, work: Callable[[Path], object]) -> Path:
     """Return a folder that all workers see, in which the first caller has done the work.
 
     Parameters:

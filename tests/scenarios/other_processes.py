@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-LONGEST_WAIT_SECONDS = 600.0
+MAX_WAIT_SECONDS = 600.0
 """What a test waits at most for a thread, for a process, or for the files of another program."""
 
 
@@ -24,11 +24,11 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
         what: that is waited for, in the words of the error.
 
     Raises:
-        AssertionError: it has not become so for `LONGEST_WAIT_SECONDS`.
+        AssertionError: it has not become so for `MAX_WAIT_SECONDS`.
     """
-    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    until = time.monotonic() + MAX_WAIT_SECONDS
     while not is_so():
-        assert time.monotonic() < until, f"{LONGEST_WAIT_SECONDS:g} s were not enough for this: {what}"
+        assert time.monotonic() < until, f"{MAX_WAIT_SECONDS:g} s were not enough for this: {what}"
         time.sleep(0.02)
 
 

@@ -113,7 +113,7 @@ class Calls:
         """The methods, in the order in which they were first called."""
         return list(dict.fromkeys(name for name, *_ in self.made))
 
-    def by_method(self) -> dict[str, dict[str, int]]:
+    def group_by_method(self) -> dict[str, dict[str, int]]:
         """Method -> its calls written out -> how often it was called in that way."""
         counted: dict[str, Counter[str]] = {}
         for name, positional, keywords in self.made:

@@ -21,7 +21,7 @@ from littrainer.search.backends import run_hp_search_ray
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, load_search_record
 from tests.fidelity.conftest import ROOT, environment_of_runs
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 from tests.search.ray_searches import BETTER_RATE, FAILING_RATE, NEW_DECAY, NEW_RATE, WORSE_RATE, trainer_for
 from tests.search.trainers import searched_trainer
 
@@ -31,7 +31,7 @@ MAX_RUN_S = 900
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of all searches."""
-    return carried_out_once(tmp_path_factory, "ray_searches", run_searches)
+    return run_once(tmp_path_factory, "ray_searches", run_searches)
 
 
 def run_searches(folder: Path) -> None:

@@ -21,8 +21,8 @@ from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import COMPLETE, FAILED, load_search_record
 from littrainer.search.trial_processes import PROGRAM, TrialProcesses, count_jobs, make_environment, seed_by_trial
 from tests.compat.processes import environment
-from tests.scenarios.once_per_session import carried_out_once
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
+from tests.scenarios.once_per_session import run_once
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS, wait_until
 from tests.search.trainers import rate_space, searched_trainer
 
 SCRIPT = Path(__file__).with_name("trial_processes_script.py")
@@ -58,7 +58,7 @@ def run_script(folder: Path) -> None:
         try:
             wait_until(is_last_trial_running, "the last trial runs")
             process.send_signal(signal.SIGINT)
-            process.wait(LONGEST_WAIT_SECONDS)
+            process.wait(MAX_WAIT_SECONDS)
         finally:
             process.kill()
     (folder / "status").write_text(json.dumps([process.returncode, process.pid]))
@@ -67,7 +67,7 @@ def run_script(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """Return the files and the output of the script."""
-    folder = carried_out_once(tmp_path_factory, "trial_processes", run_script)
+    folder = run_once(tmp_path_factory, "trial_processes", run_script)
     out, err = ((folder / name).read_text() for name in ("out.txt", "err.txt"))
     status, searcher = json.loads((folder / "status").read_text())
     assert status == 0, err

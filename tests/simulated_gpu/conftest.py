@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.fidelity.conftest import environment_of_runs, needs_a_run, run_all, wanted_runs
+from tests.fidelity.conftest import environment_of_runs, needs_a_run, run_all, select_runs
 from tests.fidelity.scenarios import QUICK
 from tests.fidelity.side import MODES
 from tests.left_out import leave_out
-from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.once_per_session import run_once
 from tests.simulated_gpu.build import build_extension, reason_to_skip
 
 HERE = Path(__file__).parent
@@ -56,8 +56,8 @@ def simulated_gpu() -> None:
 @pytest.fixture(scope="session")
 def runs_on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the records of each side and mode on a simulated GPU."""
-    expected = wanted_runs(request.session.items, "runs_on_gpu")
-    return carried_out_once(
+    expected = select_runs(request.session.items, "runs_on_gpu")
+    return run_once(
         tmp_path_factory,
         "fidelity_on_simulated_gpu",
         lambda folder: run_all(folder, expected, simulated_environment()),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.fidelity.conftest import ROOT
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 
 def run_on_gpu(function: Callable[..., Any], folder: Path, environment: dict[str, str], *arguments: str) -> Any:
@@ -26,7 +26,7 @@ def run_on_gpu(function: Callable[..., Any], folder: Path, environment: dict[str
     result = folder / f"{'-'.join([function.__name__, *arguments])}.pickle"
     command = [sys.executable, "-m", __name__, function.__module__, function.__name__, str(result), *arguments]
     finished = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_WAIT_SECONDS, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, check=False
     )
     if finished.returncode:
         pytest.fail(f"{function.__name__} failed on the simulated GPU:\n{finished.stderr[-6000:]}", pytrace=False)

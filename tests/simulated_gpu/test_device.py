@@ -53,7 +53,7 @@ def test_memory_is_accounted_for(facts: dict[str, Any]) -> None:
     assert (facts["allocated"], facts["freed"]) == (4096, 0)
 
 
-def test_the_devices_generator_is_its_own_and_repeats_its_draws(facts: dict[str, Any]) -> None:
+def test_the_device_has_a_separate_generator_that_repeats_its_draws(facts: dict[str, Any]) -> None:
     assert facts["draws repeat"] and facts["cpu draws are separate"]
 
 

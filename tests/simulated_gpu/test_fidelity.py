@@ -16,5 +16,5 @@ CANNOT_RUN: dict[str, str] = {}
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [name for name in COMPARED if name not in CANNOT_RUN])
-def test_a_run_on_a_gpu_leaves_what_transformers_own_trainer_leaves(runs_on_gpu: Path, name: str, mode: str) -> None:
+def test_a_run_on_a_gpu_equals_that_of_transformers_trainer(runs_on_gpu: Path, name: str, mode: str) -> None:
     compare_records(runs_on_gpu, name, mode)

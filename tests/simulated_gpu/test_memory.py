@@ -29,16 +29,16 @@ def test_the_peak_is_at_most_that_of_transformers(memory: dict[str, dict[str, An
 
 
 @pytest.mark.parametrize("name", [*MEMORY, *OURS_ALONE])
-def test_a_deleted_trainer_leaves_nothing_on_the_device(memory: dict[str, dict[str, Any]], name: str) -> None:
+def test_a_deleted_trainer_frees_the_device(memory: dict[str, dict[str, Any]], name: str) -> None:
     assert memory["littrainer"][name]["left"] == 0
 
 
-def test_a_background_save_takes_no_memory_of_the_device(memory: dict[str, dict[str, Any]]) -> None:
+def test_a_background_save_uses_no_device_memory(memory: dict[str, dict[str, Any]]) -> None:
     ours = memory["littrainer"]
     assert ours["async_save"]["peak"] <= ours["saving"]["peak"] + MAX_BYTES_OF_NUMBERS
 
 
-def test_averaged_weights_take_the_memory_of_one_more_model(memory: dict[str, dict[str, Any]]) -> None:
+def test_averaged_weights_use_the_memory_of_a_further_model(memory: dict[str, dict[str, Any]]) -> None:
     ours = memory["littrainer"]
     # AdamW's two states are as large as the weights, as is what the evaluation of a model alone takes at least.
     weights = ours["evaluation"]["peak"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.simulated_gpu.conftest import simulated_environment
 from tests.simulated_gpu.run import run_on_gpu
 from tests.simulated_gpu.several_gpus import train_model_on_two_gpus, train_on_the_first_of_two_gpus
@@ -46,12 +46,12 @@ def test_a_model_over_two_gpus_trains_as_with_transformers(tmp_path: Path) -> No
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_a_process_that_sees_two_gpus_trains_on_the_first_and_warns_once(tmp_path: Path) -> None:
+def test_a_process_with_two_visible_gpus_trains_on_the_first_and_warns_once(tmp_path: Path) -> None:
     results = run_on_gpu(train_on_the_first_of_two_gpus, tmp_path, simulated_environment(2))
     assert (results["device"], results["left on the second"], len(results["warnings"])) == ("cuda:0", 0, 1)
 
 
-def test_the_command_finds_the_gpus_and_gives_each_process_its_own(tmp_path: Path) -> None:
+def test_the_command_starts_a_process_for_each_gpu(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     finished = subprocess.run(
         [sys.executable, "-m", "littrainer", "run", "--devices", "2", "train.py"],
@@ -59,7 +59,7 @@ def test_the_command_finds_the_gpus_and_gives_each_process_its_own(tmp_path: Pat
         env=simulated_environment(2),
         capture_output=True,
         text=True,
-        timeout=LONGEST_WAIT_SECONDS,
+        timeout=MAX_WAIT_SECONDS,
         check=False,
     )
     results = sorted(line.partition("FOUND")[2].split() for line in finished.stdout.splitlines() if "FOUND" in line)

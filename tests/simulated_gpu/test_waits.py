@@ -17,12 +17,12 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_no_step_between_two_logs_waits_beyond_the_models_own(waits: dict[str, Any], name: str) -> None:
+def test_no_step_between_two_logs_adds_waits_to_the_models(waits: dict[str, Any], name: str) -> None:
     assert waits[name]["step"] == 0
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_log_reads_all_its_numbers_in_one_transfer(waits: dict[str, Any], name: str) -> None:
+def test_a_log_reads_all_numbers_in_a_single_transfer(waits: dict[str, Any], name: str) -> None:
     assert waits[name]["log"] == 1
 
 

@@ -282,7 +282,7 @@ def describe_last_collective() -> str | None:
 
 
 def gather_across_processes(value: Any, copies: int = 1) -> Any:
-    """Return nested tensors of all processes, concat_nested along their rows; scalars become rows.
+    """Return nested tensors of all processes, concatenated along their rows; scalars become rows.
 
     Parameters:
         copies: number of neighbouring processes with the same values, which count once.
@@ -294,7 +294,7 @@ def gather_across_processes(value: Any, copies: int = 1) -> Any:
 def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
     """Return nested objects of all processes, pickled.
 
-    Lists are concat_nested. Tensors are concat_nested along their rows, padded with -100. Tuples and mappings are merged
+    Lists are concatenated. Tensors are concatenated along their rows, padded with -100. Tuples and mappings are merged
     entry by entry. Other values become a list with an entry for each process.
 
     Parameters:

@@ -102,7 +102,7 @@ class Failure:
         stacks: stacks of the processes' threads that were written.
     """
 
-    words: str
+    message: str
     status: int
     rank: int | None = None
     was_killed: bool = False

@@ -31,6 +31,7 @@ from littrainer.search.record import BestRun
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.lightning.trial_steps import TrialContext
+    from littrainer.search.trial import SearchTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class LightningExtras:
             )
         return max(math.floor(fits * (1 - margin)), 1) if mode == "binsearch" and fails <= largest else fits
 
-    def apply_best(self: TrialContext, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
+    def apply_best(self: SearchTrainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
         """Set the arguments of a search's best trial, so that `train()` repeats the trial.
 
         Parameters:

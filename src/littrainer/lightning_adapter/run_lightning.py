@@ -53,7 +53,8 @@ class TrainerContext(Protocol):
     lightning_keywords: dict[str, Any]
     lightning_module: Any
     deferred_validation_end: Any
-    is_in_train: Any
+    is_in_train: bool
+    is_fsdp_enabled: bool
 
     def overrides_training_step(self) -> bool: ...
 

@@ -171,8 +171,8 @@ def detect_split_reduction(settings: Any, inputs: Any, number: torch.Tensor | in
     reduction, reason = broadcast_object((reduction, reason))
     if reduction is None:
         raise ValueError(
-            f"auto_micro_batch cannot split a micro-batch of {type(unwrap_user_model(model)).__name__}: its loss {reason}. "
-            "Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
+            f"auto_micro_batch cannot split a micro-batch of {type(unwrap_user_model(model)).__name__}: its loss "
+            f"{reason}. Leave auto_micro_batch out, and lower per_device_train_batch_size if memory runs out."
         )
     return reduction
 

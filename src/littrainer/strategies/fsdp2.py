@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan
 from littrainer.runtime.lazy_isinstance import is_a
 
@@ -236,7 +236,7 @@ def find_layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Modu
         if name not in classes:
             raise ValueError(
                 f"fsdp_config has transformer_layer_cls_to_wrap={name!r}, and {type(model).__name__} has no module of "
-                f"that class ({suggestion(name, classes)})."
+                f"that class ({suggest_name(name, classes)})."
             )
     return {classes[name] for name in names}
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
 from littrainer.model.traversal import list_modules
-from littrainer.optim.parameter_groups import PART_OF
+from littrainer.optim.parameter_groups import GROUP_INDEX
 from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 
@@ -188,7 +188,7 @@ def convert_to_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, A
     regrouped = _regroup(converted["param_groups"], [len(group["params"]) for group in groups])
     if regrouped is None:
         return converted
-    marks = [{PART_OF: group[PART_OF]} if PART_OF in group else {} for group in groups]
+    marks = [{GROUP_INDEX: group[GROUP_INDEX]} if GROUP_INDEX in group else {} for group in groups]
     return {**converted, "param_groups": [{**group, **mark} for group, mark in zip(regrouped, marks, strict=True)]}
 
 
@@ -211,11 +211,11 @@ def _get_unsharded_groups(model: nn.Module, groups: list[dict[str, Any]]) -> lis
             order_and_name.get(id(parameter), (sys.maxsize, str(n)))
             for parameter, n in zip(group["params"], number, strict=False)
         ]
-        if part_of is not None and group.get(PART_OF) == part_of:
+        if part_of is not None and group.get(GROUP_INDEX) == part_of:
             merged[-1] = sorted(merged[-1] + members)
         else:
             merged.append(members)
-        part_of = group.get(PART_OF)
+        part_of = group.get(GROUP_INDEX)
     return [[name for _, name in members] for members in merged]
 
 
@@ -241,7 +241,7 @@ def _count_members(group: Any) -> int | None:
 
 
 def _get_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", PART_OF)}
+    return {name: value for name, value in group.items() if name not in ("params", GROUP_INDEX)}
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def values_of(owner: Any, names: str) -> dict[str, Any]:
     return {name: shown(getattr(owner, name)) for name in names.split()}
 
 
-def seen_in(trainer: Any) -> dict[str, Any]:
+def view_of(trainer: Any) -> dict[str, Any]:
     """Return the attributes that a subclass can read now."""
     accelerator, state = trainer.accelerator, trainer.accelerator.state
     rows = torch.arange(5.0)
@@ -84,12 +84,12 @@ def seen_in(trainer: Any) -> dict[str, Any]:
     }
 
 
-def seen_in_a_step(trainer: Any) -> dict[str, Any]:
+def view_in_a_step(trainer: Any) -> dict[str, Any]:
     """The same where a loader is being read, with what the accelerator knows of that loader."""
     accelerator = trainer.accelerator
     rows = torch.arange(5.0)
     return {
-        **seen_in(trainer),
+        **view_of(trainer),
         "in training": {name: shown(getattr(trainer, name, None)) for name in TRAINING_VALUES.split()},
         "gradients": values_of(accelerator.gradient_state, GRADIENT_VALUES),
         "for metrics": [
@@ -111,14 +111,14 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
     class Looking(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            records.append(("constructed", seen_in(self)))
+            records.append(("constructed", view_of(self)))
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            records.append(("compute_loss", seen_in_a_step(self)))
+            records.append(("compute_loss", view_in_a_step(self)))
             return super().compute_loss(model, inputs, *args, **kwargs)
 
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-            records.append(("prediction_step", self.is_in_train and seen_in_a_step(self)))
+            records.append(("prediction_step", self.is_in_train and view_in_a_step(self)))
             return super().prediction_step(*args, **kwargs)
 
     TrainerCallback: Any = side.TrainerCallback
@@ -133,9 +133,9 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
         return on_event
 
     for event in ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end"):
-        setattr(Listener, event, note(event, seen_in_a_step))
+        setattr(Listener, event, note(event, view_in_a_step))
     for event in ("on_train_begin", "on_evaluate", "on_train_end"):
-        setattr(Listener, event, note(event, seen_in))
+        setattr(Listener, event, note(event, view_of))
     trainer = side.vector_trainer(
         rows=22,
         kind=Looking,
@@ -147,7 +147,7 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
         per_device_train_batch_size=4,
     )
     output = trainer.train()
-    records.append(("trained", seen_in(trainer)))
+    records.append(("trained", view_of(trainer)))
     return side.record(trainer, output, extra={"seen": records})
 
 
@@ -168,7 +168,7 @@ def rows_gathered_in_training_over_a_stream(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def auxiliary_model_trained_by_an_optimizer_of_its_own(side: Side) -> Record:
+def auxiliary_model_with_a_separate_optimizer(side: Side) -> Record:
     """A second model whose optimizer and schedule are prepared and step at each micro-batch, if they are let."""
     Trainer: Any = side.Trainer
     TrainerCallback: Any = side.TrainerCallback

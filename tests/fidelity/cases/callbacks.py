@@ -9,7 +9,7 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import Script, add_scripts, scenario
 from tests.fidelity.side import Side
 from tests.scenarios.metrics import accuracy
-from tests.scenarios.models import BreakingClassifier, NoisyClassifier
+from tests.scenarios.models import NoisyClassifier, NonfiniteClassifier
 
 
 def raising(side: Side, event: str, step: int, flag: str) -> Any:
@@ -54,13 +54,15 @@ add_scripts(
             eval_strategy="epoch",
         ),
         "loss_that_is_nan_once_and_filtered": make_script(
-            make_model=partial(BreakingClassifier, (4,)), logging_steps=3
+            make_model=partial(NonfiniteClassifier, (4,)), logging_steps=3
         ),
         "loss_that_is_nan_once_and_logged": make_script(
-            make_model=partial(BreakingClassifier, (4,)), logging_steps=3, logging_nan_inf_filter=False
+            make_model=partial(NonfiniteClassifier, (4,)), logging_steps=3, logging_nan_inf_filter=False
         ),
         "loss_that_is_infinite_within_a_window": make_script(
-            make_model=partial(BreakingClassifier, (1, 5), float("inf")), logging_steps=2, gradient_accumulation_steps=3
+            make_model=partial(NonfiniteClassifier, (1, 5), float("inf")),
+            logging_steps=2,
+            gradient_accumulation_steps=3,
         ),
         "progress_bar_shown": make_script(disable_tqdm=False, eval_strategy="epoch"),
     }

@@ -39,12 +39,12 @@ def masked_tokens_from_a_seed_in_two_workers(side: Side) -> Record:
     return masked(side, tokenized_rows(14), {"dataloader_num_workers": 2}, seed=3)
 
 
-def tokens_flattened_to_one_row(side: Side) -> Record:
+def tokens_flattened_to_a_row(side: Side) -> Record:
     return train(side, tiny_llama(), Rows(language_rows(14)), side.DataCollatorWithFlattening())
 
 
 for _script in (
     masked_tokens_from_a_seed_in_two_workers,
-    tokens_flattened_to_one_row,
+    tokens_flattened_to_a_row,
 ):
     add(Scenario(name=f"collating_{_script.__name__}", run=_script))

@@ -31,7 +31,7 @@ def rows_in_order_read_by_two_workers(side: Side) -> Record:
 
 
 @scenario()
-def data_seed_apart_from_the_seed(side: Side) -> Record:
+def data_seed_that_differs_from_the_seed(side: Side) -> Record:
     return train_vectors(side, Rows(vector_rows(18)), data_seed=99, seed=3)
 
 
@@ -123,17 +123,17 @@ def tokens_masked_at_random_while_accumulating(side: Side) -> Record:
 
 
 @scenario()
-def loader_of_the_scripts_own(side: Side) -> Record:
+def custom_loader(side: Side) -> Record:
     Trainer: Any = side.Trainer
 
-    class OwnLoader(Trainer):
+    class CustomLoader(Trainer):
         def get_train_dataloader(self) -> Any:
             generator = torch.Generator().manual_seed(4)
             return torch.utils.data.DataLoader(
                 self.train_dataset, batch_size=5, shuffle=True, generator=generator, collate_fn=self.data_collator
             )
 
-    return side.train(side.vector_trainer(kind=OwnLoader, gradient_accumulation_steps=2))
+    return side.train(side.vector_trainer(kind=CustomLoader, gradient_accumulation_steps=2))
 
 
 @scenario(extra=True)

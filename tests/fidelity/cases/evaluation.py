@@ -89,7 +89,7 @@ def metrics_summed_up_batch_by_batch(side: Side) -> Record:
 
 
 @scenario(predicts=True)
-def predictions_kept_batch_by_batch(side: Side) -> Record:
+def predictions_as_lists_of_batches(side: Side) -> Record:
     trainer = evaluated_trainer(side, compute_metrics=None, eval_do_concat_batches=False, num_train_epochs=1)
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(7, seed=2))))
 

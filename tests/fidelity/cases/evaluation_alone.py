@@ -37,7 +37,7 @@ def work_of_all_kinds_in_turn_with_random_data(side: Side) -> Record:
 
 
 @scenario()
-def masked_tokens_drawn_anew_at_each_evaluation(side: Side) -> Record:
+def masked_tokens_drawn_at_each_evaluation(side: Side) -> Record:
     tokenizer = tiny_tokenizer()
     collator = side.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.4)
     rows = [{"input_ids": tokenizer(row["text"])["input_ids"]} for row in text_rows(9)]
@@ -64,7 +64,7 @@ def halved_trainer(side: Side, model: Any = None, **changes: Any) -> Any:
     return side.vector_trainer(model, rows=10, compute_metrics=shapes_and_sums, num_train_epochs=1, **changes)
 
 
-class OwnPrecisionClassifier(VectorClassifier):
+class FixedPrecisionClassifier(VectorClassifier):
     """Casts float inputs to the precision of its weights."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,17 +72,17 @@ class OwnPrecisionClassifier(VectorClassifier):
 
 
 @scenario(predicts=True)
-def evaluating_a_model_that_is_kept_in_bf16(side: Side) -> Record:
-    model = OwnPrecisionClassifier().to(torch.bfloat16)
+def evaluating_a_model_in_bf16(side: Side) -> Record:
+    model = FixedPrecisionClassifier().to(torch.bfloat16)
     trainer = halved_trainer(side, model, eval_strategy="epoch", eval_accumulation_steps=2)
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
 
 
 @scenario(predicts=True)
-def evaluating_and_predicting_over_loaders_of_the_scripts_own(side: Side) -> Record:
+def evaluating_and_predicting_over_custom_loaders(side: Side) -> Record:
     Trainer: Any = side.Trainer
 
-    class OwnLoaders(Trainer):
+    class CustomLoaders(Trainer):
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             return DataLoader(self.eval_dataset, batch_size=3, collate_fn=self.data_collator)
 
@@ -90,7 +90,7 @@ def evaluating_and_predicting_over_loaders_of_the_scripts_own(side: Side) -> Rec
             loader = DataLoader(test_dataset, batch_size=2, collate_fn=self.data_collator)
             return self.accelerator.prepare(loader)
 
-    trainer = OwnLoaders(
+    trainer = CustomLoaders(
         model=VectorClassifier(),
         args=side.arguments(),
         eval_dataset=Rows(vector_rows(7, seed=1)),
@@ -131,7 +131,7 @@ def samples_counted_as_the_script_counts_them(side: Side) -> Record:
 
 
 @scenario()
-def evaluating_a_stream_that_knows_its_length(side: Side) -> Record:
+def evaluating_a_stream_with_a_length(side: Side) -> Record:
     trainer = halved_trainer(side, eval_strategy="epoch")
     trained = trainer.train()
     loader = trainer.get_eval_dataloader(SizedStream(vector_rows(7, seed=1)))
@@ -142,7 +142,7 @@ def evaluating_a_stream_that_knows_its_length(side: Side) -> Record:
 
 
 @scenario(predicts=True)
-def a_metric_function_taken_away_and_put_back_around_the_loop(side: Side) -> Record:
+def a_metric_function_removed_and_restored_around_the_loop(side: Side) -> Record:
     Trainer: Any = side.Trainer
 
     class PostProcessing(Trainer):
@@ -176,7 +176,7 @@ def a_metric_function_taken_away_and_put_back_around_the_loop(side: Side) -> Rec
 
 
 @scenario(predicts=True)
-def a_cache_of_keys_left_out_of_the_predictions(side: Side) -> Record:
+def a_cache_of_keys_excluded_from_the_predictions(side: Side) -> Record:
     trainer = side.Trainer(
         model=tiny_gpt2(),
         args=side.arguments(use_cache=True),

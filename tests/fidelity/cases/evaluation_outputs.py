@@ -92,7 +92,7 @@ add_scripts(
 
 
 @scenario(predicts=True)
-def outputs_left_out_by_name(side: Side) -> Record:
+def outputs_excluded_by_name(side: Side) -> Record:
     trainer = trainer_with(side, Talkative())
     trained = trainer.train(ignore_keys_for_eval=["states", "named", "mean"])
     metrics = trainer.evaluate(ignore_keys=["logits", "mean", "named"])

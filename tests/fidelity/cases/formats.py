@@ -49,7 +49,7 @@ def adapter_and_new_classifier_trained(side: Side) -> Record:
 
 
 @scenario(saves=True)
-def one_of_two_adapters_trained(side: Side) -> Record:
+def single_trained_adapter_of_two(side: Side) -> Record:
     return saved_resumed_and_best_loaded(
         side, lambda: tiny_lora_tagger(("default", "other")), tag_rows, save_total_limit=1
     )

@@ -66,7 +66,7 @@ def second_train_call_with_other_arguments(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def training_after_the_scripts_own_steps(side: Side) -> Record:
+def training_after_steps_of_the_script(side: Side) -> Record:
     """Gradients that lie around before train() are dropped, and arguments set after construction hold."""
     model = VectorClassifier()
     rows = vector_rows(8)

@@ -50,7 +50,7 @@ def label_smoothing_of_a_causal_model_by_its_window(side: Side) -> Record:
 
 
 @scenario()
-def label_smoothing_left_aside_for_several_true_labels(side: Side) -> Record:
+def label_smoothing_is_ignored_for_several_true_labels(side: Side) -> Record:
     rows = [{"input_ids": row["input_ids"], "labels": [1.0, 0.0, 1.0]} for row in token_rows(8)]
     model = tiny_bert_classifier(problem_type="multi_label_classification")
 
@@ -115,7 +115,7 @@ class OldCheckpointing(VectorClassifier):
 
 
 @scenario(extra=True)
-def gradient_checkpointing_of_a_model_that_knows_its_old_name_only(side: Side) -> Record:
+def gradient_checkpointing_of_a_model_with_its_old_name(side: Side) -> Record:
     model = OldCheckpointing()
     trainer = side.vector_trainer(
         model, rows=8, gradient_checkpointing=True, gradient_checkpointing_kwargs={"a": 1, "offload": True}
@@ -163,7 +163,7 @@ class SmallMemory(NoisyClassifier):
 
 
 @scenario(saves=True, extra=True)
-def batch_size_found_after_memory_ran_out(side: Side) -> Record:
+def batch_size_after_memory_ran_out(side: Side) -> Record:
     model = SmallMemory()
     trainer = side.vector_trainer(
         model,
@@ -180,7 +180,7 @@ def batch_size_found_after_memory_ran_out(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def batch_size_found_before_is_resumed(side: Side) -> Record:
+def reduced_batch_size_is_resumed(side: Side) -> Record:
     def make(size: int, model: nn.Module, epochs: int) -> Any:
         return side.vector_trainer(
             model,

@@ -32,7 +32,7 @@ class UnreadableRowError(Exception):
     """A row of the script's data that cannot be read."""
 
 
-class BrokenRows(Rows):
+class FailingRows(Rows):
     """Raises for rows from a given index on."""
 
     def __init__(self, rows: list[Row], first: int) -> None:
@@ -60,9 +60,9 @@ class Script:
         self.notes: dict[str, Any] = {}
         # Checkpoints of data that draws numbers hold more than transformers'.
         self.draws = number % 2 == 0
-        self.trainer = self.made_trainer(NoisyClassifier())
+        self.trainer = self.make_trainer(NoisyClassifier())
 
-    def made_trainer(self, model: Any) -> Any:
+    def make_trainer(self, model: Any) -> Any:
         choose = self.source.choice
         given = choose([{"model": model}, {"model": model}, {"model_init": lambda: NoisyClassifier()}])
         saving = "no" if self.draws else choose(["epoch", "steps"])
@@ -94,9 +94,9 @@ class Script:
     def rows(self, number: int) -> Rows:
         return (AugmentedRows if self.draws else Rows)(vector_rows(number, seed=self.source.randint(0, 9)))
 
-    def broken_rows(self) -> Rows:
+    def failing_rows(self) -> Rows:
         # All processes fail at the same batch, since they wait for each other.
-        return BrokenRows(vector_rows(9), 0 if self.processes > 1 else self.source.randint(0, 8))
+        return FailingRows(vector_rows(9), 0 if self.processes > 1 else self.source.randint(0, 8))
 
     def batch(self) -> Any:
         batch = self.trainer.data_collator([self.trainer.train_dataset[place] for place in range(4)])
@@ -112,7 +112,7 @@ class Script:
         return self.train(**how)
 
     def train_on_data_that_breaks(self) -> Any:
-        given, self.trainer.train_dataset = self.trainer.train_dataset, self.broken_rows()
+        given, self.trainer.train_dataset = self.trainer.train_dataset, self.failing_rows()
         try:
             return self.trainer.train()
         finally:
@@ -134,7 +134,7 @@ class Script:
 
     def begin_another_trainer(self) -> None:
         # A model that was evaluated after a second training is not put into DDP again by transformers.
-        self.trainer = self.made_trainer(self.trainer.model if self.processes == 1 else NoisyClassifier())
+        self.trainer = self.make_trainer(self.trainer.model if self.processes == 1 else NoisyClassifier())
 
     def swap_data(self) -> None:
         self.trainer.train_dataset, self.trainer.eval_dataset = self.rows(11), self.rows(5)
@@ -169,9 +169,9 @@ CALLS: dict[str, Callable[[Script], Any]] = {
     "evaluate": lambda script: script.trainer.evaluate(),
     "evaluate_other_data": lambda script: script.trainer.evaluate(script.rows(6), metric_key_prefix="other"),
     "evaluate_several": Script.evaluate_several,
-    "evaluate_data_that_breaks": lambda script: script.trainer.evaluate(script.broken_rows()),
+    "evaluate_data_that_breaks": lambda script: script.trainer.evaluate(script.failing_rows()),
     "predict": lambda script: tuple(script.trainer.predict(script.rows(5))),
-    "predict_data_that_breaks": lambda script: script.trainer.predict(script.broken_rows()),
+    "predict_data_that_breaks": lambda script: script.trainer.predict(script.failing_rows()),
     "read_training_data": lambda script: script.read(script.trainer.get_train_dataloader()),
     "read_evaluation_data": lambda script: script.read(script.trainer.get_eval_dataloader()),
     "read_test_data": lambda script: script.read(script.trainer.get_test_dataloader(script.rows(5))),

@@ -48,7 +48,7 @@ def overriding_every_method_and_calling_the_parents(side: Side) -> Record:
         output,
         metrics,
         predictions=predictions,
-        extra={"calls": calls.by_method(), "order": order},
+        extra={"calls": calls.group_by_method(), "order": order},
     )
 
 
@@ -88,4 +88,4 @@ def overriding_every_method_while_resuming(side: Side) -> Record:
     output = trainer.train(resume_from_checkpoint="out/checkpoint-2")
     # Ours restores the random states right after the batches are drawn, before their label tokens are counted.
     order = [name for name in calls.first_calls() if name not in ("_load_rng_state", "_hp_search_setup")]
-    return side.record(trainer, output, extra={"calls": calls.by_method(), "order": order})
+    return side.record(trainer, output, extra={"calls": calls.group_by_method(), "order": order})

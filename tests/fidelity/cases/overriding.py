@@ -37,7 +37,7 @@ def trainer_of(
     )
 
 
-def in_turn(side: Side, kinds: list[Any], model: Any = None, **changes: Any) -> Record:
+def run_in_turn(side: Side, kinds: list[Any], model: Any = None, **changes: Any) -> Record:
     """Train with one class after the other, then evaluate; the record is the last class's."""
     histories = []
     for number, kind in enumerate(kinds):
@@ -60,9 +60,9 @@ def cross_entropy(model: Any, inputs: Any, **keywords: Any) -> Any:
 
 
 @scenario(extra=True)
-def own_losses_divided_by_the_window_or_not(side: Side) -> Record:
-    def with_own_loss(is_scaled: bool | None) -> Any:
-        class OwnLoss(side.Trainer):
+def custom_losses_with_and_without_division(side: Side) -> Record:
+    def use_custom_loss(is_scaled: bool | None) -> Any:
+        class CustomLoss(side.Trainer):
             loss_is_scaled_for_ga = is_scaled
 
             def compute_loss(
@@ -75,13 +75,13 @@ def own_losses_divided_by_the_window_or_not(side: Side) -> Record:
                     loss = loss / num_items_in_batch
                 return (loss, outputs) if return_outputs else loss
 
-        return OwnLoss
+        return CustomLoss
 
-    return in_turn(side, [with_own_loss(scaled) for scaled in (None, True, False)], CountingClassifier)
+    return run_in_turn(side, [use_custom_loss(scaled) for scaled in (None, True, False)], CountingClassifier)
 
 
 @scenario(extra=True)
-def own_losses_in_earlier_spellings(side: Side) -> Record:
+def custom_losses_in_earlier_spellings(side: Side) -> Record:
     is_oracle = side.name == ORACLE
 
     # transformers 5 raises at the spellings of its earlier releases; there the methods have today's signatures.
@@ -121,7 +121,7 @@ def own_losses_in_earlier_spellings(side: Side) -> Record:
             def get_batch_samples(self, epoch_iterator: Any, num_batches: int) -> Any:
                 return [next(epoch_iterator) for _ in range(num_batches)], None
 
-    return in_turn(side, [Earlier])
+    return run_in_turn(side, [Earlier])
 
 
 @scenario(extra=True)
@@ -143,14 +143,14 @@ def methods_set_on_the_instance_and_on_the_class(side: Side) -> Record:
     first = trainer.state.log_history
     originals = {name: vars(Trainer)[name] for name in ("training_step", "prediction_step")}
 
-    def own_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+    def custom_step(self: Any, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         return originals["training_step"](self, model, inputs, num_items_in_batch) * 1
 
-    def own_prediction(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def custom_prediction(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss, logits, labels = originals["prediction_step"](self, *args, **kwargs)
         return loss + 1, logits, labels
 
-    Trainer.training_step, Trainer.prediction_step = own_step, own_prediction
+    Trainer.training_step, Trainer.prediction_step = custom_step, custom_prediction
     try:
         trainer = trainer_of(side, side.Trainer, output_dir="patched")
         patched = trainer.train()
@@ -166,7 +166,7 @@ def methods_set_on_the_instance_and_on_the_class(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def own_training_steps_with_several_backward_passes(side: Side) -> Record:
+def custom_training_steps_with_several_backward_passes(side: Side) -> Record:
     records: list[Any] = []
 
     class FastGradientMethod(side.Trainer):
@@ -206,7 +206,7 @@ def own_training_steps_with_several_backward_passes(side: Side) -> Record:
         def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
             return super().training_step(model, inputs) + 1
 
-    record = in_turn(side, [FastGradientMethod, ProjectedGradient, WithoutNumber])
+    record = run_in_turn(side, [FastGradientMethod, ProjectedGradient, WithoutNumber])
     record.extra["seen"] = records
     return record
 
@@ -227,8 +227,8 @@ class LossWithParameters(nn.Module):
 
 
 @scenario(extra=True)
-def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
-    def in_the_place_of_groups(key: str, groups: Callable[[Any], Any]) -> Any:
+def custom_optimizers_over_other_parameters(side: Side) -> Record:
+    def replace_groups(key: str, groups: Callable[[Any], Any]) -> Any:
         class WithLossParameters(side.Trainer):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
@@ -259,15 +259,15 @@ def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
             self.lr_scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, num_training_steps)
             return self.lr_scheduler
 
-    def of_all(loss: Any) -> Any:
+    def list_all(loss: Any) -> Any:
         return [{"params": list(loss.parameters()), "weight_decay": 0.1}]
 
-    return in_turn(
+    return run_in_turn(
         side,
         [
-            in_the_place_of_groups("optimizer_dict", of_all),
-            in_the_place_of_groups("params", lambda loss: list(loss.parameters())),
-            in_the_place_of_groups("model", of_all),
+            replace_groups("optimizer_dict", list_all),
+            replace_groups("params", lambda loss: list(loss.parameters())),
+            replace_groups("model", list_all),
             Assembled,
         ],
     )
@@ -277,10 +277,10 @@ def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def own_files_of_checkpoints(side: Side) -> Record:
+def further_files_in_checkpoints(side: Side) -> Record:
     called: list[Any] = []
 
-    class OwnFiles(side.Trainer):
+    class FurtherFiles(side.Trainer):
         def _get_output_dir(self, trial: Any) -> str:
             return f"{self.args.output_dir}/trial"
 
@@ -325,8 +325,8 @@ def own_files_of_checkpoints(side: Side) -> Record:
         "eval_steps": 2,
         "load_best_model_at_end": True,
     }
-    trainer_of(side, OwnFiles, **{**saving, "max_steps": 2}).train()
-    trainer = trainer_of(side, OwnFiles, **saving)
+    trainer_of(side, FurtherFiles, **{**saving, "max_steps": 2}).train()
+    trainer = trainer_of(side, FurtherFiles, **saving)
     output = trainer.train(resume_from_checkpoint="out/trial/checkpoint-2")
     return side.record(trainer, output, extra={"called": called})
 
@@ -335,8 +335,8 @@ def own_files_of_checkpoints(side: Side) -> Record:
 
 
 @scenario(saves=True, extra=True)
-def own_logging_without_the_parents(side: Side) -> Record:
-    class OwnLogging(side.Trainer):
+def overridden_logging_without_the_parents(side: Side) -> Record:
+    class CustomLogging(side.Trainer):
         """Logs further figures, as TRL's online DPO does."""
 
         def _maybe_log_save_evaluate(
@@ -371,7 +371,7 @@ def own_logging_without_the_parents(side: Side) -> Record:
 
     trainer = trainer_of(
         side,
-        OwnLogging,
+        CustomLogging,
         logging_steps=2,
         eval_strategy="steps",
         eval_steps=1,
@@ -383,7 +383,7 @@ def own_logging_without_the_parents(side: Side) -> Record:
 
 
 @scenario(saves=True, extra=True)
-def own_frames_around_a_training(side: Side) -> Record:
+def overridden_inner_training_loop(side: Side) -> Record:
     called: list[Any] = []
 
     class Halving(nn.Module):
@@ -459,8 +459,8 @@ class Output(NamedTuple):
 
 
 @scenario()
-def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
-    class OwnLoop(side.Trainer):
+def overridden_training_loop(side: Side) -> Record:
+    class CustomLoop(side.Trainer):
         def _inner_training_loop(
             self,
             batch_size: Any = None,
@@ -485,5 +485,5 @@ def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
             metrics = self.evaluate()
             return Output(self.state.global_step, float(sum(losses)), metrics)
 
-    trainer = trainer_of(side, OwnLoop, gradient_accumulation_steps=1)
+    trainer = trainer_of(side, CustomLoop, gradient_accumulation_steps=1)
     return side.record(trainer, trainer.train())

@@ -119,7 +119,7 @@ def optimizer_replaced_by_an_overridden_loss(side: Side) -> Record:
 
 
 @scenario(predicts=True)
-def accelerator_of_accelerates_own(side: Side) -> Record:
+def a_replacement_accelerator_from_accelerate(side: Side) -> Record:
     from accelerate import Accelerator
     from accelerate.utils import GradientAccumulationPlugin
 

@@ -32,14 +32,14 @@ def report(trainer: Any, split: str, metrics: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def written_reports(side: Side) -> dict[str, str]:
+def write_reports(side: Side) -> dict[str, str]:
     """The text of each file of reports, without wall times."""
     paths = [side.folder / "out" / name for name in REPORTS]
     return {path.name: TIMES_IN_TEXT.sub(r"\1...", path.read_text()) for path in paths if path.exists()}
 
 
 # Both sides log these at level info, files that transformers' models and tokenizers write included.
-TOLD = re.compile(r"\n?\*{5} Running |  |(Saving|Loading) model |.* saved in ")
+LOGGED = re.compile(r"\n?\*{5} Running |  |(Saving|Loading) model |.* saved in ")
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def messages() -> Iterator[list[str]]:
 
     class Collecting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == logging.INFO and TOLD.match(record.getMessage()):
+            if record.levelno == logging.INFO and LOGGED.match(record.getMessage()):
                 lines.append(record.getMessage())
 
     collecting = Collecting()
@@ -79,7 +79,7 @@ def reports_of_a_training_that_is_resumed(side: Side) -> Record:
     trainer = bert_trainer(side, num_train_epochs=1, save_strategy="epoch")
     printed = [report(trainer, "train", trainer.train().metrics)]
     trainer.save_state()
-    texts = [written_reports(side)]
+    texts = [write_reports(side)]
     resumed = bert_trainer(side, num_train_epochs=3, save_strategy="epoch")
     output = resumed.train(resume_from_checkpoint=True)
     printed.append(report(resumed, "train", output.metrics))
@@ -87,7 +87,7 @@ def reports_of_a_training_that_is_resumed(side: Side) -> Record:
     predictions = resumed.predict(Rows(token_rows(4, seed=2)))
     printed.append(report(resumed, "test", predictions.metrics))
     resumed.save_state()
-    texts.append(written_reports(side))
+    texts.append(write_reports(side))
     return side.record(resumed, output, predictions=predictions, extra={"printed": printed, "texts": texts})
 
 
@@ -98,7 +98,7 @@ def reports_of_an_evaluation_without_training(side: Side) -> Record:
     printed = [report(trainer, "eval", metrics)]
     trainer.save_metrics("eval", {"eval_loss": 1.5, "eval_note": "later"}, combined=False)
     trainer.save_state()
-    extra = {"printed": printed, "texts": written_reports(side), "tokens": trainer.state.num_input_tokens_seen}
+    extra = {"printed": printed, "texts": write_reports(side), "tokens": trainer.state.num_input_tokens_seen}
     return side.record(trainer, metrics, extra=extra)
 
 
@@ -117,14 +117,14 @@ def operations_of_a_module_that_counts_its_parameters(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def input_tokens_told_from_padding_by_the_tokenizer(side: Side) -> Record:
-    def without_mask(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def input_tokens_without_padding_by_the_tokenizer(side: Side) -> Record:
+    def drop_mask(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: value for name, value in pad_tokens(rows).items() if name != "attention_mask"}
 
     trainer = side.Trainer(
         model=tiny_gpt2(),
         args=side.arguments(include_num_input_tokens_seen="non_padding", num_train_epochs=1),
-        data_collator=without_mask,
+        data_collator=drop_mask,
         train_dataset=Rows(language_rows(10)),
         processing_class=tiny_tokenizer(),
         callbacks=[side.watcher],
@@ -134,7 +134,7 @@ def input_tokens_told_from_padding_by_the_tokenizer(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def input_tokens_that_cannot_be_told_from_padding(side: Side) -> Record:
+def input_tokens_without_a_padding_token(side: Side) -> Record:
     trainer = side.vector_trainer(rows=10, include_num_input_tokens_seen="non_padding", num_train_epochs=1)
     output = trainer.train()
     return side.record(trainer, output, extra={"tokens": trainer.state.num_input_tokens_seen})
@@ -154,7 +154,7 @@ def memory_metrics_of_evaluations_alone(side: Side) -> Record:
 
 
 @scenario(saves=True, predicts=True, extra=True)
-def what_is_told_at_level_info(side: Side) -> Record:
+def messages_at_level_info(side: Side) -> Record:
     changes: dict[str, Any] = {"log_level": "info", "save_strategy": "steps", "eval_strategy": "epoch"}
     with messages() as lines:
         bert_trainer(side, num_train_epochs=2, save_steps=3, **changes).train()

@@ -17,7 +17,7 @@ from tests.scenarios.data import Rows, Stream, token_rows, vector_rows
 from tests.scenarios.models import NoisyClassifier, RememberingClassifier, VectorClassifier, tiny_bert_classifier
 
 
-def broken_off_and_resumed(side: Side, dataset: Any, resume_from: Any, model: Any = None, **changes: Any) -> Record:
+def interrupt_and_resume(side: Side, dataset: Any, resume_from: Any, model: Any = None, **changes: Any) -> Record:
     """Train up to a checkpoint, then resume with a fresh Trainer and a fresh model."""
     build = model or NoisyClassifier
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "data_collator": None, **changes}
@@ -34,7 +34,7 @@ def broken_off_and_resumed(side: Side, dataset: Any, resume_from: Any, model: An
 
 
 def make_script(dataset: Any, model: Any = None, resume_from: Any = True, **changes: Any) -> Script:
-    return lambda side: broken_off_and_resumed(side, dataset, resume_from, model, **changes)
+    return lambda side: interrupt_and_resume(side, dataset, resume_from, model, **changes)
 
 
 VECTORS = Rows(vector_rows(18))

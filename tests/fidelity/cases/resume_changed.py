@@ -123,17 +123,17 @@ def patience_resumed(side: Side, **changes: Any) -> Record:
 
 
 @scenario(saves=True)
-def resumed_with_the_patience_that_is_left(side: Side) -> Record:
+def resumed_with_the_remaining_patience(side: Side) -> Record:
     return patience_resumed(side, restore_callback_states_from_checkpoint=True)
 
 
 @scenario(saves=True)
-def resumed_with_patience_anew(side: Side) -> Record:
+def resumed_with_fresh_patience(side: Side) -> Record:
     return patience_resumed(side, restore_callback_states_from_checkpoint=False)
 
 
 @scenario(saves=True, extra=True)
-def resumed_with_several_stateful_callbacks_of_one_class(side: Side) -> Record:
+def resumed_with_several_stateful_callbacks_of_a_class(side: Side) -> Record:
     """Restored callbacks come after the others, by the names of their classes; each save adds to a list of states."""
 
     class Named(side.TrainerCallback, side.ExportableState):  # type: ignore[name-defined]

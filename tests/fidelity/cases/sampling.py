@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.fidelity.cases.data import train_vectors
-from tests.fidelity.cases.resume import broken_off_and_resumed
+from tests.fidelity.cases.resume import interrupt_and_resume
 from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario, add, scenario
 from tests.fidelity.side import Side
@@ -110,7 +110,7 @@ for _name, _changes in REBALANCED.items():
 
 @scenario(saves=True)
 def resumed_with_samples_grouped_by_length(side: Side) -> Record:
-    return broken_off_and_resumed(
+    return interrupt_and_resume(
         side,
         Rows(language_rows(18)),
         True,
@@ -122,7 +122,7 @@ def resumed_with_samples_grouped_by_length(side: Side) -> Record:
 
 @scenario(saves=True)
 def resumed_with_batches_rebalanced(side: Side) -> Record:
-    return broken_off_and_resumed(
+    return interrupt_and_resume(
         side,
         Rows(language_rows(38)),
         True,
@@ -136,7 +136,7 @@ def resumed_with_batches_rebalanced(side: Side) -> Record:
 
 @scenario(saves=True)
 def resumed_in_the_order_of_the_global_generator(side: Side) -> Record:
-    return broken_off_and_resumed(
+    return interrupt_and_resume(
         side, Rows(vector_rows(18)), True, accelerator_config={"use_seedable_sampler": False}, num_train_epochs=3
     )
 
@@ -222,7 +222,7 @@ def noise_drawn_by_two_workers_in_the_order_of_the_global_generator(side: Side) 
 
 
 @scenario()
-def rows_handed_out_when_ready_by_one_worker(side: Side) -> Record:
+def rows_out_of_order_from_a_worker(side: Side) -> Record:
     return train_vectors(side, AugmentedRows(vector_rows(10)), dataloader_num_workers=1, dataloader_in_order=False)
 
 

@@ -16,7 +16,7 @@ def oldest_checkpoints_deleted_beyond_a_limit(side: Side) -> Record:
 
 
 @scenario(saves=True)
-def results_of_a_whole_script_written_down(side: Side) -> Record:
+def results_of_a_script(side: Side) -> Record:
     """The ending of transformers' example scripts: save the model, the metrics and the state."""
     trainer = side.token_trainer(
         tiny_bert_classifier(),

@@ -133,7 +133,7 @@ def search_with_the_default_space_and_objective(side: Side) -> Record:
     return searched(side, trainer, hp_space=None, n_trials=4, direction="maximize")
 
 
-def of_drawn_width(trial: Any) -> nn.Module:
+def make_with_drawn_width(trial: Any) -> nn.Module:
     return NoisyClassifier(8 if trial is None else trial.suggest_int("hidden", 4, 9))
 
 
@@ -143,7 +143,7 @@ def rate_and_seed(trial: Any) -> dict[str, Any]:
 
 @scenario(extra=True)
 def search_over_the_shape_of_the_model_and_the_seed(side: Side) -> Record:
-    trainer = searching_trainer(side, model_init=of_drawn_width)
+    trainer = searching_trainer(side, model_init=make_with_drawn_width)
     return searched(side, trainer, hp_space=rate_and_seed, n_trials=5)
 
 
@@ -191,7 +191,7 @@ def search_with_two_objectives(side: Side) -> Record:
 
 
 @scenario(extra=True, saves=True)
-def search_with_names_of_its_own_for_trials(side: Side) -> Record:
+def search_with_custom_trial_names(side: Side) -> Record:
     trainer = searching_trainer(side, arguments={**EACH_EPOCH, "save_total_limit": 1, "num_train_epochs": 3})
     return searched(side, trainer, n_trials=2, hp_name=lambda trial: f"rate-{trial.params['learning_rate']:.4f}")
 

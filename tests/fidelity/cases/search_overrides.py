@@ -15,7 +15,7 @@ from tests.scenarios.overrides import Calls, noting_trainer
 from tests.scenarios.pruners import prunes_the_second_trial
 
 # Asked once more when a trial begins, for the folder that it claims, and where the trackers find its checkpoints.
-ASKED_MORE_OFTEN = ("_get_output_dir", "hp_name")
+CALLED_MORE_OFTEN = ("_get_output_dir", "hp_name")
 
 
 @scenario(saves=True, extra=True)
@@ -67,8 +67,8 @@ def overriding_every_method_in_a_search_and_calling_the_parents(side: Side) -> R
         sampler=optuna.samplers.RandomSampler(seed=1),
         pruner=prunes_the_second_trial(),
     )
-    created = calls.by_method()
-    results = {"calls": {method: ways for method, ways in created.items() if method not in ASKED_MORE_OFTEN}}
+    created = calls.group_by_method()
+    results = {"calls": {method: ways for method, ways in created.items() if method not in CALLED_MORE_OFTEN}}
     # A further training, from the same arguments on both sides, yields a model to compare.
     trainer.args.learning_rate = best.hyperparameters["learning_rate"]
     output = trainer.train()
@@ -77,7 +77,7 @@ def overriding_every_method_in_a_search_and_calling_the_parents(side: Side) -> R
 
 
 @scenario(extra=True)
-def a_search_that_reports_what_an_override_makes_of_the_metrics(side: Side) -> Record:
+def a_search_that_reports_metrics_from_an_override(side: Side) -> Record:
     """Overridden hooks of a search: another objective, folder, model and loss, and no pruning."""
     import optuna
 

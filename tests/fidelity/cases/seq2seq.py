@@ -72,7 +72,7 @@ def bart_generating_with_beams(side: Side) -> Record:
 
 
 @scenario(predicts=True, extra=True)
-def keywords_of_one_call_and_none_of_the_next(side: Side) -> Record:
+def keywords_of_a_single_call(side: Side) -> Record:
     trainer = translating_trainer(side, tiny_bart(), generation_num_beams=2)
     outputs = [
         trainer.evaluate(max_length=5, num_beams=1),
@@ -190,24 +190,24 @@ def decoder_only_model_continuing_its_prompt(side: Side) -> Record:
 
 @scenario(predicts=True)
 def prompts_for_the_decoder_are_continued(side: Side) -> Record:
-    def with_prompt(rows: list[dict[str, Any]]) -> Any:
+    def add_prompt(rows: list[dict[str, Any]]) -> Any:
         batch = pad_translations(rows)
         batch["decoder_input_ids"] = batch["input_ids"][:, :2]
         return batch
 
-    trainer = translating_trainer(side, keywords={"data_collator": with_prompt})
+    trainer = translating_trainer(side, keywords={"data_collator": add_prompt})
     return side.record(trainer, predictions=trainer.predict(questions()))
 
 
 @scenario()
-def prediction_step_called_with_keywords_of_a_scripts_own(side: Side) -> Record:
+def prediction_step_called_with_custom_keywords(side: Side) -> Record:
     Seq2SeqTrainer: Any = side.Seq2SeqTrainer
 
-    class AskingTrainer(Seq2SeqTrainer):
+    class GenerationTrainer(Seq2SeqTrainer):
         def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, num_beams=2, max_length=4)
 
-    trainer = AskingTrainer(
+    trainer = GenerationTrainer(
         model=tiny_t5(),
         args=side.seq2seq_arguments(predict_with_generate=True, generation_max_length=9),
         data_collator=pad_translations,

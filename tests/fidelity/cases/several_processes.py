@@ -52,7 +52,7 @@ add_scripts(
 
 
 @scenario(processes=2)
-def two_processes_of_which_one_reports_losses_that_are_no_numbers(side: Side) -> Record:
+def two_processes_with_nonfinite_losses_in_a_process(side: Side) -> Record:
     class Reporting(side.Trainer):  # type: ignore[name-defined, misc]
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             loss = super().training_step(model, inputs, num_items_in_batch)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
-from tests.fidelity.cases.resume import broken_off_and_resumed
+from tests.fidelity.cases.resume import interrupt_and_resume
 from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario, add, scenario
 from tests.fidelity.side import Side
@@ -112,7 +112,7 @@ def two_processes_share_rows_grouped_by_length(side: Side) -> Record:
 
 
 @scenario(processes=2)
-def two_processes_share_rows_grouped_by_length_from_one_generator(side: Side) -> Record:
+def two_processes_share_rows_grouped_without_a_seedable_sampler(side: Side) -> Record:
     return language(side, train_sampling_strategy="group_by_length", accelerator_config={"use_seedable_sampler": False})
 
 
@@ -122,16 +122,16 @@ def two_processes_share_rows_rebalanced(side: Side) -> Record:
 
 
 def train_with(side: Side, get_train_dataloader: Callable[[Any], Any], **changes: Any) -> Record:
-    class OwnLoader(side.Trainer):  # type: ignore[misc]
+    class CustomLoader(side.Trainer):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
             return get_train_dataloader(self)
 
-    trainer = side.vector_trainer(rows=21, eval_rows=5, kind=OwnLoader, **changes)
+    trainer = side.vector_trainer(rows=21, eval_rows=5, kind=CustomLoader, **changes)
     return side.record(trainer, trainer.train(), trainer.evaluate())
 
 
 @scenario(processes=2)
-def two_processes_with_a_distributed_sampler_of_the_scripts_own(side: Side) -> Record:
+def two_processes_with_a_custom_distributed_sampler(side: Side) -> Record:
     def loader(trainer: Any) -> Any:
         # Shuffled, a sampler is handed the epoch here and not by transformers, which is a known difference.
         sampler = DistributedSampler(trainer.train_dataset, shuffle=False)
@@ -186,7 +186,7 @@ for _name in PREPARED:
 
 
 def resumed(make: Make, trained: int = 36, **changes: Any) -> Callable[[Side], Record]:
-    return lambda side: broken_off_and_resumed(side, make(trained, 0), True, model=VectorClassifier, **changes)
+    return lambda side: interrupt_and_resume(side, make(trained, 0), True, model=VectorClassifier, **changes)
 
 
 RESUMED: dict[str, Callable[[Side], Record]] = {

@@ -28,7 +28,7 @@ def build(side: Side, *callbacks: Any, kind: Any = None, **changes: Any) -> Any:
     )
 
 
-def broken_off(side: Side, **changes: Any) -> Any:
+def run_interrupted(side: Side, **changes: Any) -> Any:
     """Run a training that stops at its third step, where it saves."""
     return build(side, raising(side, "on_step_end", 3, "should_training_stop"), **changes).train()
 
@@ -48,12 +48,12 @@ def random_states_of_each_process(side: Side) -> Record:
 
 @scenario(processes=2, saves=True)
 def each_process_draws_on_after_a_resume(side: Side) -> Record:
-    first = broken_off(side, gradient_accumulation_steps=2)
+    first = run_interrupted(side, gradient_accumulation_steps=2)
     second = build(side, gradient_accumulation_steps=2)
     return side.record(second, first, second.train(resume_from_checkpoint=True))
 
 
-def written_by(processes: int) -> None:
+def write_and_list(processes: int) -> None:
     """Let the checkpoint look as if transformers had written it in another number of processes."""
     dist.barrier()
     if dist.get_rank() == 0:
@@ -69,25 +69,25 @@ def written_by(processes: int) -> None:
 
 
 @scenario(processes=2, saves=True)
-def checkpoint_of_one_process_resumed_in_two(side: Side) -> Record:
-    first = broken_off(side)
-    written_by(1)
+def checkpoint_from_a_single_process_resumed_in_two(side: Side) -> Record:
+    first = run_interrupted(side)
+    write_and_list(1)
     second = build(side)
     return side.record(second, first, second.train(resume_from_checkpoint=True))
 
 
 @scenario(processes=2, saves=True)
 def checkpoint_of_three_processes_resumed_in_two(side: Side) -> Record:
-    first = broken_off(side, num_train_epochs=3)
-    written_by(3)
+    first = run_interrupted(side, num_train_epochs=3)
+    write_and_list(3)
     second = build(side, num_train_epochs=3)
     return side.record(second, first, second.train(resume_from_checkpoint="out/checkpoint-3"))
 
 
 @scenario(processes=2, saves=True)
 def checkpoint_of_transformers_in_as_many_processes(side: Side) -> Record:
-    first = broken_off(side)
-    written_by(2)
+    first = run_interrupted(side)
+    write_and_list(2)
     second = build(side)
     return side.record(second, first, second.train(resume_from_checkpoint=True))
 
@@ -122,7 +122,7 @@ def saving_methods_of_a_subclass_in_each_process(side: Side) -> Record:
 
 
 @scenario(processes=2, saves=True, extra=True)
-def each_node_saves_on_a_disk_of_its_own(side: Side) -> Record:
+def each_node_saves_on_its_disk(side: Side) -> Record:
     rank, local_rank = dist.get_rank(), os.environ["LOCAL_RANK"]
     # Each process is the first of a node, and a relative folder differs between nodes.
     os.environ["LOCAL_RANK"] = "0"
@@ -143,7 +143,7 @@ def each_node_saves_on_a_disk_of_its_own(side: Side) -> Record:
 
 
 @scenario(processes=2, saves=True)
-def the_best_model_is_loaded_in_each_process_and_kept_alone(side: Side) -> Record:
+def the_best_model_is_loaded_in_each_process(side: Side) -> Record:
     trainer = build(
         side,
         eval_strategy="steps",

@@ -18,7 +18,7 @@ from peft import (
 from peft.helpers import MontecloraTrainerMixin, rescale_adapter_scale
 from peft.optimizers import create_loraplus_optimizer
 from peft.tuners.adamss.asa_callback import AdamssAsaCallback
-from small_bert import bert_tokenizer, sentence, with_memory_of_its_own, write_bert
+from small_bert import bert_tokenizer, copy_parameter_memory, sentence, write_bert
 from transformers import (
     BertForSequenceClassification,
     BertLMHeadModel,
@@ -48,10 +48,10 @@ def rows(count, seed):
 
 def classifier():
     folder = write_bert(BertForSequenceClassification, num_labels=3)
-    return with_memory_of_its_own(BertForSequenceClassification.from_pretrained(folder))
+    return copy_parameter_memory(BertForSequenceClassification.from_pretrained(folder))
 
 
-def with_adapter(config, model=None):
+def add_adapter(config, model=None):
     torch.manual_seed(1)
     return get_peft_model(classifier() if model is None else model, config)
 
@@ -86,9 +86,9 @@ def finish(trainer, name, **keywords):
 def lora():
     """Accumulation, evaluations, the best of the checkpoints, and a run that resumes from one."""
     settings = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
-    trainer = trainer_of(with_adapter(LORA), "lora", **settings, save_steps=2, load_best_model_at_end=True)
+    trainer = trainer_of(add_adapter(LORA), "lora", **settings, save_steps=2, load_best_model_at_end=True)
     finish(trainer, "lora")
-    again = trainer_of(with_adapter(LORA), "lora_resumed", **settings, save_steps=50)
+    again = trainer_of(add_adapter(LORA), "lora_resumed", **settings, save_steps=50)
     finish(again, "lora_resumed", resume_from_checkpoint="lora/checkpoint-2")
     loaded = PeftModel.from_pretrained(classifier(), "lora")
     with rescale_adapter_scale(loaded, 0.5):
@@ -98,7 +98,7 @@ def lora():
 
 def lora_plus():
     """Another learning rate for one of LoRA's two matrices; gradient checkpointing."""
-    model = with_adapter(LORA)
+    model = add_adapter(LORA)
     optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-2, loraplus_lr_ratio=4.0)
     finish(trainer_of(model, "lora_plus", optimizers=(optimizer, None), gradient_checkpointing=True), "lora_plus")
 
@@ -106,8 +106,8 @@ def lora_plus():
 def prompts():
     """Virtual tokens before a language model's text, which labels and logits do not have the length of."""
     folder = write_bert(BertLMHeadModel, is_decoder=True)
-    base = with_memory_of_its_own(BertLMHeadModel.from_pretrained(folder))
-    model = with_adapter(PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), base)
+    base = copy_parameter_memory(BertLMHeadModel.from_pretrained(folder))
+    model = add_adapter(PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), base)
     texts = [{"input_ids": row["input_ids"][:5], "labels": row["input_ids"][:5]} for row in rows(14, 4)]
     args = TrainingArguments(output_dir="prompts", **QUICK, eval_strategy="epoch")
     trainer = Trainer(model=model, args=args, train_dataset=texts, eval_dataset=texts[:5])
@@ -130,7 +130,7 @@ def adamss():
         mask_interval=2,
         target_modules=["query", "value"],
     )
-    finish(trainer_of(with_adapter(config), "adamss", callbacks=[AdamssAsaCallback()]), "adamss")
+    finish(trainer_of(add_adapter(config), "adamss", callbacks=[AdamssAsaCallback()]), "adamss")
 
 
 class Allocation(TrainerCallback):
@@ -145,7 +145,7 @@ def adalora():
     config = AdaLoraConfig(
         task_type="SEQ_CLS", init_r=4, target_r=2, tinit=1, tfinal=2, total_step=8, target_modules=["query", "value"]
     )
-    finish(trainer_of(with_adapter(config), "adalora", callbacks=[Allocation()]), "adalora")
+    finish(trainer_of(add_adapter(config), "adalora", callbacks=[Allocation()]), "adalora")
 
 
 def monteclora():
@@ -153,7 +153,7 @@ def monteclora():
     config = LoraConfig(
         task_type="SEQ_CLS", r=4, target_modules=["query", "value"], monteclora_config=MontecloraConfig(num_samples=2)
     )
-    trainer = trainer_of(with_adapter(config), "monteclora", VariationalTrainer, eval_strategy="epoch")
+    trainer = trainer_of(add_adapter(config), "monteclora", VariationalTrainer, eval_strategy="epoch")
     finish(trainer, "monteclora")
 
 

@@ -30,7 +30,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers, MultiDatasetBatchSamplers
 from sentence_transformers.sparse_encoder.evaluation import SparseEmbeddingSimilarityEvaluator
 from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
-from small_bert import sentence, with_memory_of_its_own, write_bert
+from small_bert import copy_parameter_memory, sentence, write_bert
 from torch.utils.data import DataLoader
 from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel, TrainerCallback
 
@@ -58,12 +58,12 @@ def rows(count, seed, label=None, negatives=False):
 
 
 def embedding_model():
-    return with_memory_of_its_own(SentenceTransformer(write_bert(BertModel), device="cpu"))
+    return copy_parameter_memory(SentenceTransformer(write_bert(BertModel), device="cpu"))
 
 
 def cross_encoder():
     folder = write_bert(BertForSequenceClassification, num_labels=1)
-    return with_memory_of_its_own(CrossEncoder(folder, device="cpu", num_labels=1))
+    return copy_parameter_memory(CrossEncoder(folder, device="cpu", num_labels=1))
 
 
 def finish(trainer, **keywords):
@@ -162,7 +162,7 @@ def several_datasets(name, order):
     finish(trainer)
 
 
-def made_anew(name):
+def recreate(name):
     """A model that model_init makes, and a loss made for it."""
     draws = random.Random(5)
     data = Dataset.from_dict({"text": [sentence(draws) for _ in range(24)], "label": [i % 3 for i in range(24)]})
@@ -259,7 +259,7 @@ def ranking(name):
 
 def sparse(name):
     """SPLADE, whose loss has components that are logged and weights that a callback raises."""
-    model = with_memory_of_its_own(SparseEncoder(write_bert(BertForMaskedLM), device="cpu"))
+    model = copy_parameter_memory(SparseEncoder(write_bert(BertForMaskedLM), device="cpu"))
     scored = rows(8, 6, "score")
     args = SparseEncoderTrainingArguments(output_dir=name, **QUICK, eval_strategy="steps", eval_steps=4)
     loss = SpladeLoss(
@@ -281,7 +281,7 @@ def sparse(name):
 
 def several_vectors(name):
     """An embedding for each token."""
-    model = with_memory_of_its_own(MultiVectorEncoder(write_bert(BertModel), device="cpu"))
+    model = copy_parameter_memory(MultiVectorEncoder(write_bert(BertModel), device="cpu"))
     args = MultiVectorEncoderTrainingArguments(output_dir=name, **QUICK, eval_strategy="epoch")
     trainer = MultiVectorEncoderTrainer(
         model,
@@ -300,7 +300,7 @@ if __name__ == "__main__":
     matryoshka("matryoshka")
     several_datasets("datasets_in_turn", MultiDatasetBatchSamplers.ROUND_ROBIN)
     several_datasets("datasets_by_size", MultiDatasetBatchSamplers.PROPORTIONAL)
-    made_anew("made_anew")
+    recreate("recreate")
     streamed_adapter("streamed_adapter")
     fit("fit")
     cross_encoding("cross_encoding")

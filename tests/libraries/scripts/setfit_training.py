@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from setfit import DistillationTrainer, SetFitHead, SetFitModel, Trainer, TrainingArguments
 from setfit.notebook import SetFitNotebookProgressCallback
 from sklearn.linear_model import LogisticRegression
-from small_bert import sentence, with_memory_of_its_own, write_bert
+from small_bert import copy_parameter_memory, sentence, write_bert
 from transformers import BertModel, TrainerCallback
 
 QUICK = {
@@ -36,7 +36,7 @@ def accuracy(predicted, expected):
 
 
 def classifier(head=None):
-    body = with_memory_of_its_own(SentenceTransformer(write_bert(BertModel), device="cpu"))
+    body = copy_parameter_memory(SentenceTransformer(write_bert(BertModel), device="cpu"))
     return SetFitModel(model_body=body, model_head=LogisticRegression() if head is None else head)
 
 

@@ -54,7 +54,7 @@ def write_bert(model_class: type, **settings: object) -> str:
     return str(folder)
 
 
-def with_memory_of_its_own(model: torch.nn.Module) -> torch.nn.Module:
+def copy_parameter_memory(model: torch.nn.Module) -> torch.nn.Module:
     """The model with its parameters moved to memory that torch aligned.
 
     Parameters read from a safetensors file keep the file's alignment, which changes how a CPU rounds sums: two runs of

@@ -10,19 +10,19 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 PROMPTS = ["what is the capital of france ?", "how many legs has a spider ?", "please write a poem about the sea ."]
-ANSWERS = ["paris is the capital of france .", "a spider has eight legs .", "the wind and the rain ."]
+COMPLETIONS = ["paris is the capital of france .", "a spider has eight legs .", "the wind and the rain ."]
 QUESTIONS = Dataset.from_dict({"prompt": [PROMPTS[i % 3] for i in range(10)]})
 PAIRS = Dataset.from_dict(
     {
         "prompt": [PROMPTS[i % 3] for i in range(10)],
-        "chosen": [" " + ANSWERS[i % 3] for i in range(10)],
-        "rejected": [" " + ANSWERS[(i + 1) % 3] for i in range(10)],
+        "chosen": [" " + COMPLETIONS[i % 3] for i in range(10)],
+        "rejected": [" " + COMPLETIONS[(i + 1) % 3] for i in range(10)],
     }
 )
 CHATS = Dataset.from_dict(
     {
         "messages": [
-            [{"role": "user", "content": PROMPTS[i % 3]}, {"role": "assistant", "content": ANSWERS[i % 3]}]
+            [{"role": "user", "content": PROMPTS[i % 3]}, {"role": "assistant", "content": COMPLETIONS[i % 3]}]
             for i in range(10)
         ]
     }
@@ -36,7 +36,7 @@ SHARED = {
 }
 
 
-def distinct_words(prompts, completions, **kwargs):
+def select_distinct_words(prompts, completions, **kwargs):
     return [float(len(set(str(completion).split()))) for completion in completions]
 
 
@@ -53,7 +53,7 @@ def finish(trainer):
 finish(
     OnlineDPOTrainer(
         model=AutoModelForCausalLM.from_pretrained("models/llama"),
-        reward_funcs=distinct_words,
+        reward_funcs=select_distinct_words,
         args=OnlineDPOConfig(
             output_dir="online_dpo",
             max_new_tokens=6,
@@ -93,7 +93,7 @@ finish(
 finish(
     RLOOTrainer(
         model="models/llama",
-        reward_funcs=distinct_words,
+        reward_funcs=select_distinct_words,
         args=RLOOConfig(
             output_dir="rloo",
             max_completion_length=6,

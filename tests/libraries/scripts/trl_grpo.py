@@ -9,7 +9,7 @@ QUESTIONS = Dataset.from_dict({"prompt": [PROMPTS[i % 3] for i in range(12)], "w
 CHATS = Dataset.from_dict({"prompt": [[{"role": "user", "content": PROMPTS[i % 3]}] for i in range(8)]})
 
 
-def distinct_words(completions, **kwargs):
+def select_distinct_words(completions, **kwargs):
     return [float(len(set(str(completion).split()))) for completion in completions]
 
 
@@ -55,7 +55,7 @@ iterations = {
 train(
     "iterations",
     QUESTIONS,
-    [distinct_words, has_wanted_word],
+    [select_distinct_words, has_wanted_word],
     max_steps=6,
     save_strategy="steps",
     save_steps=4,
@@ -65,17 +65,17 @@ train(
 train(
     "resumed",
     QUESTIONS,
-    [distinct_words, has_wanted_word],
+    [select_distinct_words, has_wanted_word],
     resume="iterations/checkpoint-4",
     max_steps=6,
     save_strategy="no",
     **iterations,
 )
-train("defaults", CHATS, distinct_words, bf16=None, use_cpu=True, max_steps=2, save_strategy="no")
+train("defaults", CHATS, select_distinct_words, bf16=None, use_cpu=True, max_steps=2, save_strategy="no")
 train(
     "synchronized",
     QUESTIONS,
-    distinct_words,
+    select_distinct_words,
     beta=0.1,
     sync_ref_model=True,
     ref_model_sync_steps=1,
@@ -89,7 +89,7 @@ train(
 train(
     "lora",
     CHATS,
-    distinct_words,
+    select_distinct_words,
     peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
     beta=0.04,
     max_steps=2,

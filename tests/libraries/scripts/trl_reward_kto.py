@@ -19,7 +19,7 @@ PAIRS = Dataset.from_dict(
         "rejected": [chat(QUESTIONS[i % 3], BAD[(i + i // 3) % 3]) for i in range(10)],
     }
 )
-JUDGED = Dataset.from_dict(
+RATED_CHATS = Dataset.from_dict(
     {
         "prompt": [QUESTIONS[i % 3] + " please" * (i % 2) for i in range(11)],
         "completion": [" " + (GOOD if i % 3 != 1 else BAD)[i % 3] for i in range(11)],
@@ -54,8 +54,8 @@ def kto(name, **settings):
         KTOTrainer(
             model="models/llama",
             args=KTOConfig(output_dir=name, **settings),
-            train_dataset=JUDGED,
-            eval_dataset={"one": JUDGED.select(range(4)), "two": JUDGED.select(range(4, 9))},
+            train_dataset=RATED_CHATS,
+            eval_dataset={"one": RATED_CHATS.select(range(4)), "two": RATED_CHATS.select(range(4, 9))},
         )
     )
 
