@@ -56,7 +56,7 @@ class Plan:
     bars: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
     samples: Any = None
-    given: dict[str, Any] = field(default_factory=dict)
+    trainer_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def data(self) -> Any:
         if self.samples is not None:
@@ -271,7 +271,7 @@ def trainer_training(library: str, plan: Plan, events: Events) -> Prepared:
         args=arguments,
         train_dataset=plan.data(),
         callbacks=[trainer_probe(names, events)],
-        **{"data_collator": default_collate, **plan.given},
+        **{"data_collator": default_collate, **plan.trainer_kwargs},
     )
     resumed = arguments.resume_from_checkpoint
     return lambda: trainer.train(resume_from_checkpoint=resumed)

@@ -21,9 +21,9 @@ IN_PROCESSES = (
 
 OF_RANDOM_FAULTS = (
     "runs_with_faults_end_with_the_weights_of_runs_without",
-    "numbers_that_go_wrong_are_told_at_the_next_log_and_rolled_back_to_the_weights_of_data_without_them",
+    "nonfinite_numbers_are_reported_at_the_next_log_and_rolled_back_exactly",
     "each_row_is_trained_once_whatever_the_layouts_of_the_parts",
-    "a_run_at_an_address_that_lies_resumes_exactly_or_names_the_address",
+    "a_run_at_an_unreliable_url_resumes_exactly_or_names_the_url",
 )
 
 # Tests of more than five seconds, most of which start processes. Other tests cover the same:
@@ -55,7 +55,7 @@ FOR_THEIR_TIME = (
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
     *(f"commands/test_verify.py::test_a_script_{name}" for name in IN_PROCESSES),
     "commands/test_check.py::test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing",
-    "data/test_packing.py::test_flex_attention_keeps_documents_apart",
+    "data/test_packing.py::test_flex_attention_separates_documents",
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
     *(f"faults/test_random_faults.py::test_{name}" for name in OF_RANDOM_FAULTS),
     "hub/test_ending_by_errors.py",

@@ -63,10 +63,12 @@ class Observer(TrainerCallback):
         self.events.append(("save", state.global_step))
 
 
-def events(folder: Path, model: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Any:
+def events(folder: Path, model: Any = None, trainer_kwargs: dict[str, Any] | None = None, **changes: Any) -> Any:
     """Return logs, evaluations, saves and learning rates of a training."""
     observer = Observer()
-    trainer = quiet_trainer(folder, model, given={"callbacks": [observer], **(given or {})}, **changes)
+    trainer = quiet_trainer(
+        folder, model, trainer_kwargs={"callbacks": [observer], **(trainer_kwargs or {})}, **changes
+    )
     trainer.train()
     return observer.events
 
@@ -97,7 +99,7 @@ def pinning_for_a_gpu(folder: Path, **changes: Any) -> Any:
 
 def order(folder: Path, rows: Any = None, **changes: Any) -> Any:
     """Return the first values of the training samples in their order."""
-    trainer = quiet_trainer(folder, given={"train_dataset": Rows(rows or vector_rows(10))}, **changes)
+    trainer = quiet_trainer(folder, trainer_kwargs={"train_dataset": Rows(rows or vector_rows(10))}, **changes)
     loader = trainer.get_train_dataloader()
     loader.set_epoch(1)
     return [batch["x"][:, 0].tolist() for batch in loader]
@@ -138,7 +140,7 @@ def checkpointing_of_layers(folder: Path, **changes: Any) -> Any:
     rows = Rows([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in token_rows(2, longest=3)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quiet_trainer(folder, model, given={"train_dataset": rows}, max_steps=1, **changes).train()
+        quiet_trainer(folder, model, trainer_kwargs={"train_dataset": rows}, max_steps=1, **changes).train()
     return calls
 
 
@@ -319,7 +321,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "average_tokens_across_devices": (
         "fidelity/cases/several_processes.py::two_processes_that_count_label_tokens_each_for_itself"
     ),
-    "eval_use_gather_object": "distributed/evaluating_process.py::objects",
+    "eval_use_gather_object": "distributed/evaluating_process.py::collect_objects",
     "project": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
     "trackio_space_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
     "trackio_bucket_id": "tracking/test_trackio.py::test_arguments_name_the_space_its_bucket_and_the_static_one",
@@ -335,8 +337,8 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "hang_timeout": (
         "loop/test_watchdog.py::test_the_command_line_overrides_the_argument_and_without_both_nothing_is_watched"
     ),
-    "max_tokens_per_batch": "data/test_token_batches.py::test_the_plan_knows_steps_and_samples",
-    "pack_to_length": "data/test_packing.py::test_each_document_is_in_one_row_and_rows_are_drawn_for_each_epoch",
+    "max_tokens_per_batch": "data/test_token_batches.py::test_steps_and_samples_are_planned",
+    "pack_to_length": "data/test_packing.py::test_each_document_is_packed_once_and_rows_are_shuffled_in_each_epoch",
     "optim_target_modules": "optim/test_third_party.py::test_the_weights_of_the_named_linear_layers_are_projected",
     "bf16_full_eval": "fidelity/cases/precision.py::bf16_full_evaluation_after_training",
     "fp16_full_eval": "fidelity/cases/precision.py::fp16_full_evaluation_before_training",
@@ -353,7 +355,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "eval_do_concat_batches": "fidelity/cases/evaluation.py::predictions_as_lists_of_batches",
     "include_for_metrics": "fidelity/cases/evaluation.py::metrics_from_inputs_and_losses",
     "batch_eval_metrics": "fidelity/cases/evaluation.py::metrics_summed_up_batch_by_batch",
-    "eval_loss_weighting": "evaluation/test_loss_mean.py::test_labels_that_cannot_be_counted_weigh_by_samples",
+    "eval_loss_weighting": "evaluation/test_loss_mean.py::test_uncountable_labels_are_weighted_by_samples",
     "load_best_model_at_end": "fidelity/cases/best_model.py::best_model_by_loss_where_no_metric_is_named",
     "metric_for_best_model": "fidelity/cases/best_model.py::best_model_by_loss_where_no_metric_is_named",
     "greater_is_better": "fidelity/cases/best_model.py::best_model_is_the_one_with_the_smallest_value",

@@ -24,7 +24,7 @@ def translator(
     folder: Path,
     model: Any = None,
     kind: type[Trainer] = Seq2SeqTrainer,
-    given: dict[str, Any] | None = None,
+    trainer_kwargs: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Any:
     """Return a Trainer for the reversal of token ids; `given` are keywords of the Trainer, `changes` arguments."""
@@ -34,7 +34,7 @@ def translator(
         "train_dataset": Rows(ROWS),
         "eval_dataset": Rows(ROWS),
         "compute_metrics": lambda prediction: {"batches": len(prediction.predictions)},
-        **(given or {}),
+        **(trainer_kwargs or {}),
     }
     if "model_init" not in keywords:
         keywords["model"] = tiny_bart() if model is None else model
@@ -54,7 +54,7 @@ def test_sortish_sampling_groups_training_samples_by_length_and_evaluates_in_ord
 def test_sortish_sampling_of_a_stream_has_no_effect_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    translator(tmp_path, given={"train_dataset": Stream(ROWS)}, sortish_sampler=True, max_steps=1).train()
+    translator(tmp_path, trainer_kwargs={"train_dataset": Stream(ROWS)}, sortish_sampler=True, max_steps=1).train()
     assert any("has no effect" in message for message in caplog.messages)
 
 
@@ -65,7 +65,7 @@ def test_keywords_of_a_call_are_forgotten_when_it_fails(tmp_path: Path) -> None:
     def fail(prediction: Any) -> dict[str, float]:
         raise ArithmeticError("metric")
 
-    trainer = translator(tmp_path, given={"compute_metrics": fail}, generation_max_length=9)
+    trainer = translator(tmp_path, trainer_kwargs={"compute_metrics": fail}, generation_max_length=9)
     with pytest.raises(ArithmeticError):
         trainer.evaluate(max_length=4)
     loader = trainer.get_test_dataloader(QUESTIONS)
@@ -81,7 +81,7 @@ def test_keywords_of_a_call_hold_for_each_of_several_datasets(tmp_path: Path) ->
         lengths.append(int((prediction.predictions != 0).sum(axis=1).max()))
         return {}
 
-    trainer = translator(tmp_path, given={"compute_metrics": longest})
+    trainer = translator(tmp_path, trainer_kwargs={"compute_metrics": longest})
     metrics = trainer.evaluate({"one": Rows(ROWS), "two": Rows(ROWS)}, max_length=4)
     assert lengths == [4, 4]
     assert {"eval_one_loss", "eval_two_loss"} <= set(metrics)
@@ -96,7 +96,7 @@ def test_errors_of_generate_are_not_changed(tmp_path: Path, keywords: dict[str, 
 def test_keywords_without_generation_are_logged_once_at_level_info(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = translator(tmp_path, predict_with_generate=False, given={"compute_metrics": None})
+    trainer = translator(tmp_path, predict_with_generate=False, trainer_kwargs={"compute_metrics": None})
     trainer.evaluate(max_length=None)
     assert not any("without effect" in message for message in caplog.messages)
     with caplog.at_level("INFO", "littrainer"):
@@ -170,7 +170,7 @@ def test_a_decoder_only_model_is_prompted_without_the_labels(tmp_path: Path) -> 
     generate = model.generate
     model.generate = lambda **inputs: prompts.append(inputs["input_ids"].tolist()) or generate(**inputs)
     keywords = {"eval_dataset": rows, "data_collator": default_data_collator}
-    trainer = translator(tmp_path, model, given=keywords, generation_max_length=6)
+    trainer = translator(tmp_path, model, trainer_kwargs=keywords, generation_max_length=6)
     output = trainer.predict(rows)
     assert [prompt for batch in prompts for prompt in batch] == [[5, 6]] * 3
     assert output.predictions.shape[0] == 3 and output.label_ids[:, 2:4].tolist() == [[7, 8], [7, 9], [7, 10]]

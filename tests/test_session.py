@@ -20,7 +20,7 @@ from tests.scenarios.trainers import quiet_trainer
 def make_sgd_trainer(folder: Path) -> Trainer:
     model = VectorClassifier()
     return quiet_trainer(
-        folder, model, given={"optimizers": (torch.optim.SGD(model.parameters(), 0.1), None)}, max_steps=2
+        folder, model, trainer_kwargs={"optimizers": (torch.optim.SGD(model.parameters(), 0.1), None)}, max_steps=2
     )
 
 

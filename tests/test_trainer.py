@@ -84,7 +84,7 @@ def test_wrong_input_raises_a_single_line_before_the_first_step(
 
 def test_evaluating_without_an_evaluation_set_says_which_argument_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*eval_dataset[^\n]*$"):
-        quiet_trainer(tmp_path, given={"eval_dataset": None}).evaluate()
+        quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": None}).evaluate()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_script_under_plain_python_logs_once_how_to_train_on_all_gpus(
 def test_columns_the_model_does_not_take_are_removed_from_a_table(tmp_path: Path) -> None:
     table = Dataset.from_list([{**row, "text": "a"} for row in token_rows(4)])
     trainer = quiet_trainer(
-        tmp_path, tiny_bert_classifier(), given={"train_dataset": table, "data_collator": pad_tokens}
+        tmp_path, tiny_bert_classifier(), trainer_kwargs={"train_dataset": table, "data_collator": pad_tokens}
     )
     loader = trainer.get_train_dataloader()
     assert loader.dataset.column_names == ["input_ids", "labels"] and loader.collate_fn is pad_tokens
@@ -163,7 +163,7 @@ def test_the_error_of_a_batch_without_input_names_the_columns_of_the_model(tmp_p
         def forward(self, x: Any = None) -> Any: ...
 
     rows = Rows([{"text": "a"}, {"text": "b"}])
-    trainer = quiet_trainer(tmp_path, NoLabels(), given={"train_dataset": rows}, max_steps=1)
+    trainer = quiet_trainer(tmp_path, NoLabels(), trainer_kwargs={"train_dataset": rows}, max_steps=1)
     with pytest.raises(ValueError, match=r"NoLabels\.forward takes \(x.*remove_unused_columns=False"):
         trainer.train()
 
@@ -202,7 +202,7 @@ def test_a_passed_schedule_continues_and_a_created_schedule_restarts(tmp_path: P
     model = VectorClassifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    passed = quiet_trainer(tmp_path, model, given={"optimizers": (optimizer, schedule)}, max_steps=2)
+    passed = quiet_trainer(tmp_path, model, trainer_kwargs={"optimizers": (optimizer, schedule)}, max_steps=2)
     passed.train()
     passed.train()
     assert passed.lr_scheduler is schedule and schedule.last_epoch == 4

@@ -66,7 +66,9 @@ def measure_lengths(side: Side, job: str, batches: int, folder: str) -> Measured
     """Samples of a second, in the second of two epochs."""
     samples = of_many_lengths(JOBS[job].samples(batches * BATCH_SIZE))
     arguments = {"max_steps": -1, "num_train_epochs": 2, **(BY_TOKENS[job] if side.variant else {})}
-    plan = Plan(JOBS[job], folder, 0, BATCH_SIZE, arguments=arguments, samples=samples, given={"data_collator": padded})
+    plan = Plan(
+        JOBS[job], folder, 0, BATCH_SIZE, arguments=arguments, samples=samples, trainer_kwargs={"data_collator": padded}
+    )
     times: list[tuple[float, float]] = []
 
     def note() -> None:

@@ -52,7 +52,7 @@ def test_training_stops_at_the_same_evaluation_as_in_transformers(
 def test_early_stopping_without_a_metric_or_evaluation_is_refused_before_the_first_step(
     tmp_path: Path, changes: dict[str, Any], missing: str
 ) -> None:
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [EarlyStoppingCallback()]}, max_steps=2, **changes)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [EarlyStoppingCallback()]}, max_steps=2, **changes)
     with pytest.raises(ValueError, match=f"EarlyStoppingCallback.*{missing}"):
         trainer.train()
     assert trainer.state.global_step == 0
@@ -73,9 +73,11 @@ def test_an_evaluation_without_the_metric_is_ignored_with_a_warning(
 def test_early_stopping_without_load_best_model_at_end_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "metric_for_best_model": "loss"}
     callbacks = {"callbacks": [EarlyStoppingCallback()]}
-    quiet_trainer(tmp_path, given=callbacks, load_best_model_at_end=True, save_strategy="steps", **settings).train()
+    quiet_trainer(
+        tmp_path, trainer_kwargs=callbacks, load_best_model_at_end=True, save_strategy="steps", **settings
+    ).train()
     assert "load_best_model_at_end" not in caplog.text
-    quiet_trainer(tmp_path, given=callbacks, **settings).train()
+    quiet_trainer(tmp_path, trainer_kwargs=callbacks, **settings).train()
     assert "load_best_model_at_end=True" in caplog.text
 
 
@@ -90,7 +92,7 @@ def test_a_resumed_training_continues_with_the_remaining_patience(tmp_path: Path
             "compute_metrics": lambda _: {"score": 0.5},
         }
         trainer = quiet_trainer(
-            tmp_path, given=kwargs, **EVERY_STEP, metric_for_best_model="score", max_steps=max_steps
+            tmp_path, trainer_kwargs=kwargs, **EVERY_STEP, metric_for_best_model="score", max_steps=max_steps
         )
         trainer.train(**resume)
         return trainer.state.global_step

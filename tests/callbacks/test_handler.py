@@ -70,7 +70,7 @@ def test_a_callback_of_transformers_works_with_transformers_control(tmp_path: Pa
             steps.append(state.global_step)
             return transformers.TrainerControl(should_training_stop=state.global_step == 2)
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Theirs]}, max_steps=5)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Theirs]}, max_steps=5)
     assert trainer.train().global_step == 2 and steps == [1, 2]
     trainer.remove_callback(Theirs)
     assert trainer.train().global_step == 5
@@ -115,7 +115,7 @@ def get_notes(caught: Any) -> list[str]:
 )
 def test_an_object_that_is_no_callback_is_refused_when_it_is_added(tmp_path: Path, callback: Any, message: str) -> None:
     trainer = quiet_trainer(tmp_path)
-    for add in (trainer.add_callback, lambda it: quiet_trainer(tmp_path, given={"callbacks": [it]})):
+    for add in (trainer.add_callback, lambda it: quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [it]})):
         with pytest.raises(TypeError, match="neither a TrainerCallback nor a Lightning callback") as refusal:
             add(callback)
         assert message in str(refusal.value) and "Derive its class from TrainerCallback" in str(refusal.value)
@@ -126,18 +126,18 @@ def test_an_object_that_is_no_callback_is_refused_when_it_is_added(tmp_path: Pat
 )
 def test_a_single_callback_without_a_list_is_refused(tmp_path: Path, callback: Any, message: str) -> None:
     with pytest.raises(TypeError, match=rf"takes a list .* was given {message}: write callbacks=\[\.\.\.\]"):
-        quiet_trainer(tmp_path, given={"callbacks": callback})
+        quiet_trainer(tmp_path, trainer_kwargs={"callbacks": callback})
 
 
 def test_an_object_with_the_required_event_is_called_for_its_events(tmp_path: Path) -> None:
     duck = Duck()
-    quiet_trainer(tmp_path, given={"callbacks": [duck]}, max_steps=2).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [duck]}, max_steps=2).train()
     assert duck.steps == 2
 
 
 def test_a_class_that_requires_arguments_is_explained(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="every") as error:
-        quiet_trainer(tmp_path, given={"callbacks": [RequiresArgument]})
+        quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [RequiresArgument]})
     assert "RequiresArgument" in get_notes(error)[0] and "give an instance" in get_notes(error)[0]
 
 
@@ -153,7 +153,7 @@ def test_an_error_in_an_event_has_a_note_with_the_callback(tmp_path: Path, kind:
     def fail(control: Any) -> None:
         raise error
 
-    trainer = kind(tmp_path, given={"callbacks": [Stopping(fail)]}, max_steps=2)
+    trainer = kind(tmp_path, trainer_kwargs={"callbacks": [Stopping(fail)]}, max_steps=2)
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error
@@ -166,7 +166,7 @@ def test_transformers_stateful_and_flow_callbacks_are_recognized(
     patient = transformers.EarlyStoppingCallback(7)
     trainer = quiet_trainer(
         tmp_path,
-        given={"callbacks": [patient]},
+        trainer_kwargs={"callbacks": [patient]},
         max_steps=1,
         eval_strategy="steps",
         metric_for_best_model="loss",
@@ -235,7 +235,7 @@ def test_all_callbacks_are_notified_of_a_failure_even_if_a_callback_fails_then(
         raise error
 
     first, second = RecordsFailure(ValueError("another error")), RecordsFailure()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Stopping(fail), second]})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [first, Stopping(fail), second]})
     with pytest.raises(type(error)) as raised:
         trainer.train()
     assert raised.value is error
@@ -264,7 +264,7 @@ def create_counter(name: str, count: int) -> Counter:
 
 
 def restore(folder: Path, *callbacks: Any, states: dict[str, Any]) -> Trainer:
-    trainer = quiet_trainer(folder, given={"callbacks": list(callbacks)})
+    trainer = quiet_trainer(folder, trainer_kwargs={"callbacks": list(callbacks)})
     trainer.control = restore_callbacks(trainer.callback_handler, states, trainer.control)
     return trainer
 
@@ -296,6 +296,6 @@ def test_a_switch_set_to_a_numpy_bool_is_saved_as_a_bool(tmp_path: Path) -> None
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_save = np.float64(state.global_step) > 0
 
-    quiet_trainer(tmp_path, given={"callbacks": [Compares()]}, max_steps=1).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Compares()]}, max_steps=1).train()
     state = TrainerState.load_from_json(str(tmp_path / "checkpoint-1" / "trainer_state.json"))
     assert state.stateful_callbacks["TrainerControl"]["args"]["should_save"] is True

@@ -44,9 +44,11 @@ BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 EVERY_STEP: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 
 
-def trainer_with(folder: Path, *callbacks: Any, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
-    keywords = {"callbacks": list(callbacks), "compute_metrics": accuracy, **(given or {})}
-    return quiet_trainer(folder, given=keywords, **changes)
+def trainer_with(
+    folder: Path, *callbacks: Any, trainer_kwargs: dict[str, Any] | None = None, **changes: Any
+) -> Trainer:
+    keywords = {"callbacks": list(callbacks), "compute_metrics": accuracy, **(trainer_kwargs or {})}
+    return quiet_trainer(folder, trainer_kwargs=keywords, **changes)
 
 
 def logged(trainer: Trainer, name: str) -> list[float]:
@@ -178,7 +180,7 @@ def test_several_datasets_are_a_single_validation_for_a_monitoring_callback(tmp_
 
     datasets = {"a": Rows(vector_rows(3)), "b": Rows(vector_rows(4))}
     trainer = trainer_with(
-        tmp_path, stopping, RecordsEnds(), given={"eval_dataset": datasets}, max_steps=1, **EVERY_STEP
+        tmp_path, stopping, RecordsEnds(), trainer_kwargs={"eval_dataset": datasets}, max_steps=1, **EVERY_STEP
     )
     trainer.train()
     assert stopping.best_score.item() == logged(trainer, "eval_b_loss")[0] and stopping.wait_count == 0
@@ -214,7 +216,7 @@ def test_model_checkpoint_saves_the_best_and_the_trainer_resumes_from_it(tmp_pat
 
     checkpoint = ModelCheckpoint(monitor="eval_accuracy", mode="max", save_top_k=1)
     kwargs = {"compute_metrics": steps_so_far}
-    trainer = trainer_with(tmp_path, checkpoint, kind=kind, given=kwargs, num_train_epochs=2, **EVERY_STEP)
+    trainer = trainer_with(tmp_path, checkpoint, kind=kind, trainer_kwargs=kwargs, num_train_epochs=2, **EVERY_STEP)
     trainer.train()
     assert checkpoint.best_model_score == 0 and Path(checkpoint.best_model_path).parent == tmp_path / "checkpoints"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch=0-step=3.ckpt"]
@@ -369,7 +371,7 @@ def test_a_callback_that_stops_within_a_window_stops_training_when_it_is_complet
 
 
 def test_the_keyword_max_time_ends_training_too(tmp_path: Path) -> None:
-    trainer = trainer_with(tmp_path, given={"lightning": {"max_time": {"seconds": 0}}}, max_steps=5)
+    trainer = trainer_with(tmp_path, trainer_kwargs={"lightning": {"max_time": {"seconds": 0}}}, max_steps=5)
     assert trainer.train().global_step == 0
 
 

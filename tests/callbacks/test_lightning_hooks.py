@@ -58,7 +58,7 @@ def test_all_hooks_of_a_training_are_called_in_lightnings_order(tmp_path: Path, 
     trainer = quiet_trainer(
         tmp_path,
         kind=kind,
-        given={"callbacks": [hooks], "eval_dataset": Rows(vector_rows(3))},
+        trainer_kwargs={"callbacks": [hooks], "eval_dataset": Rows(vector_rows(3))},
         max_steps=1,
         eval_strategy="steps",
         save_strategy="steps",
@@ -89,7 +89,9 @@ def test_all_other_hooks_are_called_too(tmp_path: Path) -> None:
             raise OverflowError
 
     hooks = Hooks()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [hooks]}, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = quiet_trainer(
+        tmp_path, trainer_kwargs={"callbacks": [hooks]}, max_steps=1, save_strategy="steps", save_steps=1
+    )
     trainer.train()
     trainer.args.max_steps = 2
     trainer.train(resume_from_checkpoint=True)
@@ -125,7 +127,7 @@ def test_logs_of_the_trainer_are_in_lightnings_callback_metrics(tmp_path: Path, 
     metrics = Metrics()
     kwargs = {"callbacks": [metrics], "compute_metrics": accuracy}
     steps: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
-    trainer = quiet_trainer(tmp_path, kind=kind, given=kwargs, max_steps=2, **steps)
+    trainer = quiet_trainer(tmp_path, kind=kind, trainer_kwargs=kwargs, max_steps=2, **steps)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if entry["step"] == 2 and "train_loss" not in entry]
     logged = {name: value for entry in entries for name, value in entry.items() if name not in ("epoch", "step")}
@@ -141,7 +143,9 @@ def test_evaluations_and_predictions_outside_of_training_have_metrics_and_output
             outputs.append(output)
 
     metrics = Metrics()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics, RecordsOutputs()], "compute_metrics": accuracy})
+    trainer = quiet_trainer(
+        tmp_path, trainer_kwargs={"callbacks": [metrics, RecordsOutputs()], "compute_metrics": accuracy}
+    )
     evaluated = trainer.evaluate()
     predicted = trainer.predict(trainer.eval_dataset)
     for name in ("loss", "accuracy"):
@@ -165,7 +169,7 @@ def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_lo
         kwargs["lightning"] = {"logger": logger}
     else:
         logging_steps["report_to"] = logger
-    trainer = quiet_trainer(tmp_path, given=kwargs, **logging_steps)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=kwargs, **logging_steps)
     trainer.train()
     rows = read_rows(logger.log_dir)
     rates = [(row["step"], float(row["lr-AdamW/pg1"])) for row in rows if "lr-AdamW/pg1" in row]
@@ -190,7 +194,7 @@ class LogsMetrics(pl.Callback):
 def test_metrics_logged_by_a_lightning_callback_are_in_the_history_without_a_tracker(tmp_path: Path, kind: Any) -> None:
     changes: dict[str, Any] = {"max_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
     evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
-    trainer = quiet_trainer(tmp_path, kind=kind, given={"callbacks": [LogsMetrics()]}, **changes, **evaluated)
+    trainer = quiet_trainer(tmp_path, kind=kind, trainer_kwargs={"callbacks": [LogsMetrics()]}, **changes, **evaluated)
     trainer.train()
     history = trainer.state.log_history
     losses = [(entry["step"], entry["custom/loss"]) for entry in history if "custom/loss" in entry]
@@ -204,7 +208,7 @@ def test_metrics_logged_by_a_lightning_callback_are_in_the_history_without_a_tra
 
 
 def test_logger_true_is_lightnings_default_logger(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"lightning": {"logger": True}}, max_steps=1)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"lightning": {"logger": True}}, max_steps=1)
     trainer.train()
     assert trainer.lightning_trainer is not None
     assert [type(logger).__name__ for logger in trainer.lightning_trainer.loggers] == ["SharedLogger"]
@@ -220,8 +224,8 @@ def test_a_callback_that_logs_images_without_a_tracker_is_warned_once(
             logger: Any = trainer.logger
             logger.experiment.add_image("weights", torch.zeros(1, 2, 2))
 
-    quiet_trainer(tmp_path, given={"callbacks": [Draws()]}, max_steps=3).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Draws()]}, max_steps=3).train()
     assert caplog.text.count("no tracker is there") == 1
     caplog.clear()
-    quiet_trainer(tmp_path, given={"callbacks": [LearningRateMonitor()]}, max_steps=3).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [LearningRateMonitor()]}, max_steps=3).train()
     assert caplog.text == ""

@@ -27,7 +27,7 @@ SAVING = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, "eva
 
 def train(folder: Path, *callbacks: Any, resume: int | None = None, **changes: Any) -> Trainer:
     kwargs = {"callbacks": list(callbacks), "compute_metrics": accuracy}
-    trainer = quiet_trainer(folder, given=kwargs, **{**SAVING, **changes})
+    trainer = quiet_trainer(folder, trainer_kwargs=kwargs, **{**SAVING, **changes})
     trainer.train(resume_from_checkpoint=None if resume is None else str(folder / f"checkpoint-{resume}"))
     return trainer
 

@@ -89,7 +89,7 @@ def test_a_training_has_a_bar_of_its_steps_and_a_bar_of_each_evaluation(tmp_path
 
     trainer = quiet_trainer(
         tmp_path,
-        given={
+        trainer_kwargs={
             "eval_dataset": {"near": Rows(vector_rows(7)), "far": Rows(vector_rows(3))},
             "callbacks": [RecordsLabels],
         },
@@ -187,7 +187,7 @@ def test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them(
             drawn.append(not bars.created[0].disable)
 
     arguments = {"disable_tqdm": None, "max_steps": 2, "logging_strategy": "steps", "logging_steps": 1, **changes}
-    quiet_trainer(tmp_path, given={"callbacks": [RecordsBar]}, **arguments).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [RecordsBar]}, **arguments).train()
     assert drawn == [shown]
     assert sum("'loss'" in line for line in bars.written) == 2, "the logs are written in any case"
 
@@ -277,7 +277,7 @@ def test_in_a_notebook_transformers_table_shows_losses_and_metrics(tmp_path: Pat
     assert kind.__module__ == "transformers.utils.notebook"
     trainer = quiet_trainer(
         tmp_path,
-        given={"callbacks": [kind]},
+        trainer_kwargs={"callbacks": [kind]},
         max_steps=4,
         logging_strategy="steps",
         logging_steps=2,

@@ -56,7 +56,7 @@ def test_a_check_changes_neither_numbers_nor_files_of_the_training(tmp_path: Pat
         if optimizer:
             kwargs["optimizers"] = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None)
         trainer = quiet_trainer(
-            tmp_path / name, model, given=kwargs, **SAVES, load_best_model_at_end=True, num_train_epochs=2
+            tmp_path / name, model, trainer_kwargs=kwargs, **SAVES, load_best_model_at_end=True, num_train_epochs=2
         )
         before = dict(vars(trainer.args))
         if name == "with":
@@ -98,7 +98,7 @@ def test_a_callback_that_stops_early_does_not_end_the_forecast(tmp_path: Path) -
 
         on_train_begin = on_epoch_end = on_evaluate
 
-    report = quiet_trainer(tmp_path, rows=41, given={"callbacks": [Stops()]}, **SAVES).check()
+    report = quiet_trainer(tmp_path, rows=41, trainer_kwargs={"callbacks": [Stops()]}, **SAVES).check()
     assert "33 steps, 3 evaluations and 3 saves take" in str(report)
 
 
@@ -127,7 +127,7 @@ def test_trackers_start_no_run(tmp_path: Path) -> None:
         def start_run(self, args: Any, state: Any, model: Any) -> None:
             self.calls.append("start")
 
-    report = quiet_trainer(tmp_path / "run", given={"callbacks": [Service()]}, **SAVES).check()
+    report = quiet_trainer(tmp_path / "run", trainer_kwargs={"callbacks": [Service()]}, **SAVES).check()
     assert Service.calls == []
     (finding,) = [finding for finding in report.findings if finding.about == "a service"]
     assert finding.status == PASSED and finding.text.endswith("no run was started")
@@ -141,9 +141,9 @@ def test_metrics_that_require_all_rows_get_all_rows(tmp_path: Path) -> None:
         return {"accuracy": float((prediction.predictions.argmax(-1) == expected).mean())}
 
     kwargs = {"eval_dataset": rows, "compute_metrics": accuracy}
-    assert failures(quiet_trainer(tmp_path / "a", given=kwargs, **SAVES).check()) == []
+    assert failures(quiet_trainer(tmp_path / "a", trainer_kwargs=kwargs, **SAVES).check()) == []
     kwargs["compute_metrics"] = lambda prediction: {"accuracy": (prediction.predictions[0] == expected)[3, 3]}
-    assert failures(quiet_trainer(tmp_path / "b", given=kwargs, **SAVES).check())[0].startswith("evaluation: ")
+    assert failures(quiet_trainer(tmp_path / "b", trainer_kwargs=kwargs, **SAVES).check())[0].startswith("evaluation: ")
 
 
 def test_each_failing_part_is_reported_with_its_step(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_each_failing_part_is_reported_with_its_step(tmp_path: Path) -> None:
             raise RuntimeError("nothing to report")
 
     arguments = {**SAVES, "metric_for_best_model": "f1", "load_best_model_at_end": True, "num_train_epochs": 2}
-    report = quiet_trainer(tmp_path / "run", given={"callbacks": [Breaks()]}, **arguments).check()
+    report = quiet_trainer(tmp_path / "run", trainer_kwargs={"callbacks": [Breaks()]}, **arguments).check()
     assert [(finding.about, finding.when) for finding in report.failures] == [
         ("evaluation", "at optimizer step 3 of 6"),
         ("save", "at optimizer step 3 of 6"),
@@ -167,7 +167,7 @@ def test_each_failing_part_is_reported_with_its_step(tmp_path: Path) -> None:
 def test_arguments_that_train_refuses_fail(tmp_path: Path) -> None:
     kwargs = {"eval_dataset": {"news": vector_rows(9), "mail": vector_rows(9)}}
     arguments = {**SAVES, "load_best_model_at_end": True, "metric_for_best_model": "eval_acc"}
-    (failure,) = failures(quiet_trainer(tmp_path, given=kwargs, **arguments).check())
+    (failure,) = failures(quiet_trainer(tmp_path, trainer_kwargs=kwargs, **arguments).check())
     assert failure.startswith("arguments: KeyError: ") and "'eval_news_acc'" in failure
 
 
@@ -176,7 +176,7 @@ def test_a_manual_save_is_tried(tmp_path: Path) -> None:
         def save_pretrained(self, folder: str, **kwargs: Any) -> None:
             raise TypeError("not serializable")
 
-    report = quiet_trainer(tmp_path, given={"processing_class": Unsaved()}, save_strategy="no").check()
+    report = quiet_trainer(tmp_path, trainer_kwargs={"processing_class": Unsaved()}, save_strategy="no").check()
     (finding,) = report.failures
     assert finding.about == "save" and finding.when == "at a call of save_model()"
 
@@ -186,7 +186,7 @@ def test_a_check_within_a_training_is_refused(tmp_path: Path) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer.check()
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Checks()]})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Checks()]})
     with pytest.raises(RuntimeError, match="call it before train"):
         trainer.train()
 
@@ -206,6 +206,8 @@ def test_streams_and_custom_loaders_have_notes_about_untested_parts(tmp_path: Pa
         (Trainer, streams, ["train_dataset", "eval_dataset", "evaluation"]),
         (CustomLoaders, {}, ["evaluation", "longest batch"]),
     ):
-        report = quiet_trainer(tmp_path, VectorClassifier(), given=kwargs, kind=kind, max_steps=8, **SAVES).check()
+        report = quiet_trainer(
+            tmp_path, VectorClassifier(), trainer_kwargs=kwargs, kind=kind, max_steps=8, **SAVES
+        ).check()
         assert report.ok, report
         assert [finding.about for finding in report.findings if finding.status == NOTE] == notes

@@ -83,7 +83,9 @@ class Watcher(TrainerCallback):
 def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
     torch.manual_seed(0)
     settings = {**SAVING, "async_save": True, **changes}
-    return quiet_trainer(folder, NoisyClassifier(), kind=kind, given={"callbacks": list(callbacks)}, **settings)
+    return quiet_trainer(
+        folder, NoisyClassifier(), kind=kind, trainer_kwargs={"callbacks": list(callbacks)}, **settings
+    )
 
 
 def test_background_checkpoints_equal_synchronous_checkpoints_and_resume_exactly(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ class CustomWriter(BertForSequenceClassification):
 def test_an_overridden_save_pretrained_runs_on_the_main_thread(tmp_path: Path) -> None:
     model = CustomWriter(tiny_bert_classifier().config)
     options = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
-    quiet_trainer(tmp_path, model, given=options, max_steps=2, async_save=True, save_strategy="steps").train()
+    quiet_trainer(tmp_path, model, trainer_kwargs=options, max_steps=2, async_save=True, save_strategy="steps").train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
     assert damage_in(tmp_path / "checkpoint-2") == []
 

@@ -94,7 +94,7 @@ def test_a_manifest_records_whether_weights_are_finite(
             "train_dataset": tag_rows(10),
             "data_collator": DataCollatorForTokenClassification(tiny_tokenizer()),
         }
-    quiet_trainer(tmp_path, make(), given=options, **EACH_STEP, **changes).train()
+    quiet_trainer(tmp_path, make(), trainer_kwargs=options, **EACH_STEP, **changes).train()
     assert readable_manifest(tmp_path / "checkpoint-1").weights_are_finite is True
     assert readable_manifest(tmp_path / "checkpoint-2").weights_are_finite is False
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
@@ -113,7 +113,9 @@ class HarmOptimizer(TrainerCallback):
 @pytest.mark.parametrize("save_only_model", [False, True])
 def test_nan_in_a_saved_optimizer_state_is_recorded(tmp_path: Path, save_only_model: bool) -> None:
     options = {"callbacks": [HarmOptimizer()]}
-    quiet_trainer(tmp_path, VectorClassifier(), given=options, save_only_model=save_only_model, **EACH_STEP).train()
+    quiet_trainer(
+        tmp_path, VectorClassifier(), trainer_kwargs=options, save_only_model=save_only_model, **EACH_STEP
+    ).train()
     are_finite = [readable_manifest(tmp_path / f"checkpoint-{step}").weights_are_finite for step in (1, 2)]
     assert are_finite == [True, save_only_model]
 

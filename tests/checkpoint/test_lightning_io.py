@@ -180,7 +180,7 @@ def test_the_trainer_resumes_from_checkpoints_of_its_lightning_callbacks(tmp_pat
         tmp_path,
         rows=20,
         num_train_epochs=2,
-        given={"callbacks": [ModelCheckpoint(dirpath=tmp_path / "lightning", save_top_k=-1)]},
+        trainer_kwargs={"callbacks": [ModelCheckpoint(dirpath=tmp_path / "lightning", save_top_k=-1)]},
     )
     uninterrupted.train()
     folder = tmp_path / "lightning" / "epoch=0-step=5.ckpt"
@@ -268,5 +268,7 @@ def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
 def test_lightnings_own_checkpoint_io_is_not_replaced(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(dirpath=tmp_path / "lightning")
     plugin = TorchCheckpointIO()
-    quiet_trainer(tmp_path, max_steps=1, given={"lightning": {"plugins": [plugin], "callbacks": [keeper]}}).train()
+    quiet_trainer(
+        tmp_path, max_steps=1, trainer_kwargs={"lightning": {"plugins": [plugin], "callbacks": [keeper]}}
+    ).train()
     assert Path(keeper.best_model_path).is_file()

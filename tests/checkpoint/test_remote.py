@@ -147,7 +147,7 @@ def test_the_best_model_is_downloaded_too(address: str, move: Move) -> None:
     def run(**changes: Any) -> Trainer:
         return make(
             address,
-            given={"compute_metrics": score},
+            trainer_kwargs={"compute_metrics": score},
             eval_strategy="steps",
             eval_steps=2,
             greater_is_better=True,
@@ -753,7 +753,7 @@ def test_names_too_long_for_a_file_are_skipped(address: str, move: Move, tmp_pat
 
 
 def test_each_url_of_a_host_is_opened_with_the_right_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RemoteFolder, "given", {})
+    monkeypatch.setattr(RemoteFolder, "credentials", {})
     opened: list[str] = []
 
     def open_address(address: str) -> Any:

@@ -68,7 +68,7 @@ def train_with_scores(folder: Path, scores: Iterable[float], resume: bool = Fals
     remaining = iter([*scores])
     settings = {"metric_for_best_model": "score", "save_total_limit_best": 2, **EACH_STEP, **changes}
     trainer = quiet_trainer(
-        folder, rows=40, given={"compute_metrics": lambda _: {"score": next(remaining)}}, **settings
+        folder, rows=40, trainer_kwargs={"compute_metrics": lambda _: {"score": next(remaining)}}, **settings
     )
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer

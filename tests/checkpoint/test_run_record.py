@@ -49,7 +49,11 @@ def record_in(folder: Path) -> dict[str, Any]:
 
 def test_a_saving_run_records_data_model_code_and_strategy_before_its_first_step(tmp_path: Path) -> None:
     trainer = quiet_trainer(
-        tmp_path, max_steps=2, save_strategy="steps", save_steps=1, given={"eval_dataset": {"a": vector_rows(3)}}
+        tmp_path,
+        max_steps=2,
+        save_strategy="steps",
+        save_steps=1,
+        trainer_kwargs={"eval_dataset": {"a": vector_rows(3)}},
     )
     trainer.train()
     first = record_in(tmp_path)

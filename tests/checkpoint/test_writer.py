@@ -43,7 +43,7 @@ def test_a_checkpoint_contains_all_files_for_a_resume(tmp_path: Path) -> None:
 
 def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
-    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), given={"processing_class": tokenizer})
+    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), trainer_kwargs={"processing_class": tokenizer})
     trainer.save_model(str(tmp_path / "model"))
     loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model")
     state = trainer.model.state_dict()
@@ -54,7 +54,7 @@ def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: 
 
 def test_the_collators_tokenizer_is_saved_if_the_trainer_has_none(tmp_path: Path) -> None:
     collator = transformers.DataCollatorWithPadding(tiny_tokenizer())
-    quiet_trainer(tmp_path, tiny_bert_classifier(), given={"data_collator": collator}).save_model()
+    quiet_trainer(tmp_path, tiny_bert_classifier(), trainer_kwargs={"data_collator": collator}).save_model()
     assert "tokenizer.json" in names_in(tmp_path)
 
 
@@ -91,15 +91,17 @@ class Rewriting(transformers.TrainerCallback):
         (folder / "model.safetensors").rename(folder / "adapter" / "weights.safetensors")
 
 
-@pytest.mark.parametrize("given", [{}, {"callbacks": [Rewriting()]}], ids=["override", "and on_save"])
-def test_changes_by_overrides_and_callbacks_are_part_of_a_checkpoint(tmp_path: Path, given: dict[str, Any]) -> None:
-    quiet_trainer(tmp_path, kind=CardWriter, given=given, **EVERY_STEP).train()
+@pytest.mark.parametrize("trainer_kwargs", [{}, {"callbacks": [Rewriting()]}], ids=["override", "and on_save"])
+def test_changes_by_overrides_and_callbacks_are_part_of_a_checkpoint(
+    tmp_path: Path, trainer_kwargs: dict[str, Any]
+) -> None:
+    quiet_trainer(tmp_path, kind=CardWriter, trainer_kwargs=trainer_kwargs, **EVERY_STEP).train()
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
         assert damage_in(folder) == []
         manifest = read_manifest(folder)
         assert manifest is not None and {"before", "after", "trainer_state.json"} <= set(manifest.files)
-        assert ("adapter/weights.safetensors" in manifest.files) == bool(given)
+        assert ("adapter/weights.safetensors" in manifest.files) == bool(trainer_kwargs)
     assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]
 
 

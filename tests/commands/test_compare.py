@@ -21,11 +21,11 @@ from tests.scenarios.trainers import quiet_trainer
 from .report_folders import LOGGED, write_state
 
 
-def train(folder: Path, given: dict[str, Any] | None = None, **changes: Any) -> Path:
+def train(folder: Path, trainer_kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
     """Train four steps, with a log of each, two evaluations and two saves."""
     settings = {"max_steps": 4, "logging_strategy": "steps", "logging_steps": 1, "eval_strategy": "steps"}
     settings |= {"eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    quiet_trainer(folder, given=given, **{**settings, **changes}).train()
+    quiet_trainer(folder, trainer_kwargs=trainer_kwargs, **{**settings, **changes}).train()
     return folder
 
 
@@ -70,7 +70,7 @@ def other_rate(folder: Path, _: Any = None) -> Pair:
 
 
 def other_objects(**kwargs: Any) -> Callable[[Path, pytest.MonkeyPatch], Pair]:
-    return lambda folder, _: (train(folder / "left"), train(folder / "right", given=kwargs))
+    return lambda folder, _: (train(folder / "left"), train(folder / "right", trainer_kwargs=kwargs))
 
 
 def other_release(folder: Path, _: pytest.MonkeyPatch) -> Pair:

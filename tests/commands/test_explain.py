@@ -148,7 +148,7 @@ def test_callbacks_and_lightning_keywords_of_a_script_are_shown(tmp_path: Path) 
         "callbacks": [EarlyStoppingCallback(), LearningRateMonitor()],
         "lightning": {"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
     }
-    trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, given=kwargs)
+    trainer = quiet_trainer(tmp_path, kind=StepwiseTrainer, trainer_kwargs=kwargs)
     report = explain_trainer(trainer, trainer.args)
     assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
     assert line_of(report, "Lightning callbacks").endswith("LearningRateMonitor")

@@ -61,7 +61,7 @@ def test_the_neftune_hook_is_registered_during_training(tmp_path: Path) -> None:
 
     data = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": 0}] * 4}
     model, changes = tiny_bert_classifier(), {"neftune_noise_alpha": 5, "max_steps": 1}
-    quiet_trainer(tmp_path, model, kind=HookRecorder, given=data, **changes).train()
+    quiet_trainer(tmp_path, model, kind=HookRecorder, trainer_kwargs=data, **changes).train()
     assert is_registered == [True]
 
 

@@ -33,7 +33,7 @@ class Tokenizer:
 
 def make_trainer(folder: Path, cls: type[Trainer] = Trainer, **keywords: Any) -> Any:
     steps = {"max_steps": 3, "gradient_accumulation_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
-    return quiet_trainer(folder, kind=cls, given={"data_collator": None, **keywords}, **steps)
+    return quiet_trainer(folder, kind=cls, trainer_kwargs={"data_collator": None, **keywords}, **steps)
 
 
 def test_a_tokenizer_becomes_the_processing_class(tmp_path: Path) -> None:

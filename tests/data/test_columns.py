@@ -62,7 +62,7 @@ def make_trainer(
     folder: Path, data: Any, kind: type[Trainer] = Trainer, collator: Any = stacking_collator, **changes: Any
 ) -> Any:
     keywords = {"train_dataset": data, "eval_dataset": data, "data_collator": collator}
-    return quiet_trainer(folder, kind=kind, given=keywords, **{"max_steps": 1, **changes})
+    return quiet_trainer(folder, kind=kind, trainer_kwargs=keywords, **{"max_steps": 1, **changes})
 
 
 def find_column_notes(error: BaseException) -> list[str]:

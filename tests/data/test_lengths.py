@@ -118,7 +118,7 @@ def test_grouping_by_length_decodes_only_trained_rows(tmp_path: Path, rows_decod
     data = datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}).shuffle(seed=2)
     trainer = quiet_trainer(
         *(tmp_path, tiny_gpt2()),
-        given={"train_dataset": data, "eval_dataset": data, "data_collator": pad_tokens},
+        trainer_kwargs={"train_dataset": data, "eval_dataset": data, "data_collator": pad_tokens},
         train_sampling_strategy="group_by_length",
         per_device_train_batch_size=4,
         per_device_eval_batch_size=3,

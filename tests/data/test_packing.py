@@ -30,7 +30,7 @@ SIZE = 20
 def language_trainer(folder: Path, data: Any, model: Any = None, collate: Any = pad_tokens, **changes: Any) -> Any:
     torch.manual_seed(0)
     keywords = {"train_dataset": data, "data_collator": collate}
-    return quiet_trainer(folder, tiny_llama() if model is None else model, given=keywords, **changes)
+    return quiet_trainer(folder, tiny_llama() if model is None else model, trainer_kwargs=keywords, **changes)
 
 
 def tokens_read(batches: Any) -> list[tuple[int, ...]]:

@@ -128,7 +128,7 @@ def test_a_length_strategy_without_effect_on_a_stream_is_warned_about(
     caplog.set_level(logging.WARNING, "littrainer")
     keywords = {"train_dataset": stream(vector_rows(8))}
     for strategy in ("random", "group_by_length"):
-        quiet_trainer(tmp_path, given=keywords, max_steps=1, train_sampling_strategy=strategy).train()
+        quiet_trainer(tmp_path, trainer_kwargs=keywords, max_steps=1, train_sampling_strategy=strategy).train()
     (record,) = [record for record in caplog.records if "train_sampling_strategy" in record.getMessage()]
     assert "'group_by_length'" in record.getMessage()
 
@@ -140,7 +140,7 @@ def test_a_dropped_length_column_is_warned_about_and_a_kept_column_is_read(tmp_p
         trainer = quiet_trainer(
             tmp_path,
             model=tiny_gpt2(),
-            given={"train_dataset": table(length=lengths), "data_collator": pad_tokens},
+            trainer_kwargs={"train_dataset": table(length=lengths), "data_collator": pad_tokens},
             train_sampling_strategy="group_by_length",
             **changes,
         )

@@ -26,7 +26,7 @@ LENGTHS = [len(row["input_ids"]) for row in ROWS]
 def trainer_over(folder: Path, data: Any, eval_data: Any = None, kind: Any = Trainer, **changes: Any) -> Any:
     torch.manual_seed(0)
     keywords = {"train_dataset": data, "eval_dataset": eval_data, "data_collator": pad_tokens}
-    return quiet_trainer(folder, tiny_bert_classifier(), given=keywords, kind=kind, **changes)
+    return quiet_trainer(folder, tiny_bert_classifier(), trainer_kwargs=keywords, kind=kind, **changes)
 
 
 def samples_drawn(loader: Any, epoch: int) -> list[list[int]]:

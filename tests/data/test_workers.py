@@ -62,7 +62,7 @@ MODES: dict[str, dict[str, Any]] = {
 def make_preemptible_trainer(folder: Path, data: Any, **changes: Any) -> Trainer:
     side = "eval_dataset" if "eval_strategy" in changes else "train_dataset"
     settings = {"max_steps": 9, "dataloader_num_workers": 2, "enable_jit_checkpoint": True, **changes}
-    return quiet_trainer(folder, given={side: data}, **settings)
+    return quiet_trainer(folder, trainer_kwargs={side: data}, **settings)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -159,7 +159,10 @@ def test_ctrl_c_during_a_fork_is_raised_in_the_script(tmp_path: Path, method: st
 
 def test_workers_ignore_ctrl_c(tmp_path: Path) -> None:
     trainer = quiet_trainer(
-        tmp_path, max_steps=9, dataloader_num_workers=2, given={"train_dataset": Signalled(signal.SIGINT, at=4)}
+        tmp_path,
+        max_steps=9,
+        dataloader_num_workers=2,
+        trainer_kwargs={"train_dataset": Signalled(signal.SIGINT, at=4)},
     )
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -194,7 +197,7 @@ class Raising(Rows):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_of_the_dataset_names_the_samples(tmp_path: Path, workers: int) -> None:
     data = {"eval_dataset": Raising(OSError("unreadable"))}
-    trainer = quiet_trainer(tmp_path, given=data, dataloader_num_workers=workers)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=data, dataloader_num_workers=workers)
     with pytest.raises(OSError, match="unreadable") as caught:
         trainer.evaluate()
     assert getattr(caught.value, "__notes__", []) == [
@@ -205,7 +208,7 @@ def test_an_error_of_the_dataset_names_the_samples(tmp_path: Path, workers: int)
 @pytest.mark.parametrize(("kind", "workers"), [(Trainer, 0), (Trainer, 1), (CustomLoaderTrainer, 1)])
 def test_stop_iteration_of_a_map_style_dataset_is_an_error(tmp_path: Path, kind: type[Trainer], workers: int) -> None:
     data = {"train_dataset": Raising(StopIteration())}
-    trainer = quiet_trainer(tmp_path, kind=kind, given=data, max_steps=3, dataloader_num_workers=workers)
+    trainer = quiet_trainer(tmp_path, kind=kind, trainer_kwargs=data, max_steps=3, dataloader_num_workers=workers)
     with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read"):
         trainer.train()
 

@@ -35,7 +35,7 @@ def test_a_device_that_deepspeed_does_not_use_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "complaint"),
+    ("changes", "trainer_kwargs", "complaint"),
     [
         (
             {"deepspeed": stage(2), "save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch"},
@@ -49,11 +49,11 @@ def test_a_device_that_deepspeed_does_not_use_is_refused(
     ],
 )
 def test_conflicting_arguments_are_refused_by_the_constructor(
-    deepspeed: Any, tmp_path: Path, changes: dict[str, Any], given: dict[str, Any], complaint: str
+    deepspeed: Any, tmp_path: Path, changes: dict[str, Any], trainer_kwargs: dict[str, Any], complaint: str
 ) -> None:
     best = {"save_strategy": "epoch"} if changes.get("load_best_model_at_end") else {}
     with pytest.raises(ValueError, match=r"`deepspeed` does not go with .*") as refused:
-        quiet_trainer(tmp_path, given=given, **{**changes, **best})
+        quiet_trainer(tmp_path, trainer_kwargs=trainer_kwargs, **{**changes, **best})
     assert complaint in str(refused.value)
 
 

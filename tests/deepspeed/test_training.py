@@ -197,7 +197,9 @@ def test_callbacks_see_the_step_before_on_pre_optimizer_step_as_under_transforme
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             events.append(("after", trainer.deepspeed.global_steps))
 
-    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), given={"callbacks": [Recorder()]}, **{**RUN, "max_steps": 1})
+    trainer = quiet_trainer(
+        tmp_path, deepspeed=stage(2), trainer_kwargs={"callbacks": [Recorder()]}, **{**RUN, "max_steps": 1}
+    )
     trainer.train()
     assert events == [("before", 1), ("after", 1)]
 

@@ -67,7 +67,7 @@ def check_resuming(name: str) -> Check:
 
 
 def make_trainer(folder: Path, data: Any, **changes: Any) -> Any:
-    return quiet_trainer(folder, VectorClassifier(), given={"train_dataset": data}, **changes)
+    return quiet_trainer(folder, VectorClassifier(), trainer_kwargs={"train_dataset": data}, **changes)
 
 
 def unequal_data_is_refused_in_all_processes_with_ranks_and_lengths(folder: Path) -> None:
@@ -168,7 +168,7 @@ def packing_for_all_processes_loses_no_document(folder: Path) -> None:
     ):
         keywords = {"train_dataset": kind(rows), "data_collator": pad_tokens}
         settings = {"pack_to_length": 24, "per_device_train_batch_size": 3, **changes}
-        trainer = quiet_trainer(folder / name, tiny_llama(), given=keywords, **settings)
+        trainer = quiet_trainer(folder / name, tiny_llama(), trainer_kwargs=keywords, **settings)
         shards = all_gather_object(tokens_read(trainer.get_train_dataloader()))
         documents = [document for shard in shards for document in shard]
         # The last global batch is filled up with rows of the first.

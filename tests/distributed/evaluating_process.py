@@ -53,7 +53,7 @@ def compute_streaming_metrics(folder: Path, rank: int, size: int) -> Any:
         "rows": RowCounter(),
     }
     torch.manual_seed(0)
-    trainer = quiet_trainer(folder, given={"compute_metrics": metrics})
+    trainer = quiet_trainer(folder, trainer_kwargs={"compute_metrics": metrics})
     results = []
     for rows in (11, 7):
         loader = trainer.get_eval_dataloader(Rows(vector_rows(rows, seed=1)))
@@ -81,7 +81,7 @@ def collect_objects(folder: Path, rank: int, size: int) -> Any:
     trainer = quiet_trainer(
         folder,
         Detector(),
-        given={"data_collator": collate},
+        trainer_kwargs={"data_collator": collate},
         eval_do_concat_batches=False,
         eval_use_gather_object=True,
         remove_unused_columns=False,
@@ -114,7 +114,7 @@ def predict_by_tokens(folder: Path, rank: int, size: int) -> Any:
     """Predict with batches of different sizes, of which the last global batches have a single sample."""
     torch.manual_seed(0)
     trainer = quiet_trainer(
-        folder, tiny_bert_classifier(), given={"data_collator": pad_tokens}, max_tokens_per_batch=30
+        folder, tiny_bert_classifier(), trainer_kwargs={"data_collator": pad_tokens}, max_tokens_per_batch=30
     )
     outputs = [trainer.predict(Rows(token_rows(rows, seed=1))) for rows in (23, 21)]
     return [(output.predictions, output.label_ids) for output in outputs]
@@ -128,7 +128,7 @@ def an_error_of_a_metric_function_ends_all_processes(folder: Path) -> None:
 
     message = "no rows of that kind" if RANK else "process 1 with ZeroDivisionError: no rows of that kind"
     with pytest.raises(ZeroDivisionError if RANK else FailedElsewhere, match=message):
-        quiet_trainer(folder, given={"compute_metrics": fail_in_second_process}).evaluate()
+        quiet_trainer(folder, trainer_kwargs={"compute_metrics": fail_in_second_process}).evaluate()
 
 
 def loaders_with_unequal_numbers_of_batches_are_refused_in_all_processes(folder: Path) -> None:
@@ -154,7 +154,9 @@ def evaluating_different_data_is_refused(folder: Path) -> None:
 
 
 def the_first_process_computes_and_writes_the_metrics(folder: Path) -> None:
-    trainer = quiet_trainer(folder / f"of-{RANK}", given={"compute_metrics": lambda prediction: {"rank": RANK}})
+    trainer = quiet_trainer(
+        folder / f"of-{RANK}", trainer_kwargs={"compute_metrics": lambda prediction: {"rank": RANK}}
+    )
     metrics = trainer.evaluate()
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)

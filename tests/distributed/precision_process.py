@@ -55,7 +55,7 @@ def train(folder: Path, kind: type[Trainer], scale: float, overflows: bool, **ch
         folder,
         OverflowsInSingleEntry(overflows),
         kind=kind,
-        given={"train_dataset": Rows(vector_rows(40))},
+        trainer_kwargs={"train_dataset": Rows(vector_rows(40))},
         optim="sgd",
         num_train_epochs=1,
         max_grad_norm=0.5,

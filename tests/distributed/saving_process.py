@@ -85,7 +85,7 @@ def make(folder: Path | str, *callbacks: Any, kind: type[Trainer] = Trainer, **c
         NoisyClassifier(),
         rows=24,
         kind=kind,
-        given={"callbacks": list(callbacks)},
+        trainer_kwargs={"callbacks": list(callbacks)},
         **{**SETTINGS, **changes},
     )
 

@@ -45,13 +45,13 @@ class RecordsTrials(TrainerCallback):
         self.ended.append(state.global_step)
 
 
-def make_trainer(folder: Path, kind: type[Trainer] = Trainer, given: Any = None, **changes: Any) -> Any:
+def make_trainer(folder: Path, kind: type[Trainer] = Trainer, trainer_kwargs: Any = None, **changes: Any) -> Any:
     recorder = RecordsTrials()
     trainer = searched_trainer(
         folder,
         rows=24,
         kind=kind,
-        given={"callbacks": [recorder], **(given or {})},
+        trainer_kwargs={"callbacks": [recorder], **(trainer_kwargs or {})},
         **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes},
     )
     trainer.recorder = recorder

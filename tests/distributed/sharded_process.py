@@ -53,7 +53,7 @@ def make_trainer(
     model: Any = None,
     config: Any = None,
     kind: type[Trainer] = Trainer,
-    given: Any = None,
+    trainer_kwargs: Any = None,
     **changes: Any,
 ) -> Any:
     """Return a Trainer over token rows; sharded if `config` is a dict, even if it is empty."""
@@ -66,7 +66,7 @@ def make_trainer(
         train_dataset=Rows(rows),
         eval_dataset=Rows(rows[:7]),
         data_collator=pad_tokens,
-        **(given or {}),
+        **(trainer_kwargs or {}),
     )
 
 
@@ -163,7 +163,7 @@ def train_with(
             return train(make_trainer(folder, model, config, kind=kind))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        return train(make_trainer(folder, model, config, given={"optimizers": (optimizer, schedule)}))
+        return train(make_trainer(folder, model, config, trainer_kwargs={"optimizers": (optimizer, schedule)}))
 
     return run
 

@@ -104,7 +104,7 @@ def make_trainer(folder: Path, model: Any, kind: type[Trainer] = Trainer, **chan
         **layout,
         **changes,
     }
-    return quiet_trainer(folder, model, kind=kind, given=keywords, **arguments)
+    return quiet_trainer(folder, model, kind=kind, trainer_kwargs=keywords, **arguments)
 
 
 def remap(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ def make_planned_trainer(folder: Path, **keywords: Any) -> Trainer:
     torch.manual_seed(0)
     changes: dict[str, Any] = {"parallelism_config": {"tp_size": size()}} if size() > 1 else {}
     changes |= {"logging_strategy": "steps", "logging_steps": 1, "save_strategy": "steps", "save_steps": 2}
-    return quiet_trainer(folder, Planned(), max_steps=4, weight_decay=0.1, given=keywords, **changes)
+    return quiet_trainer(folder, Planned(), max_steps=4, weight_decay=0.1, trainer_kwargs=keywords, **changes)
 
 
 def train_plain_module(folder: Path) -> Any:

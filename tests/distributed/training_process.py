@@ -120,7 +120,7 @@ def steps_without_logs_wait_only_for_gradients(folder: Path) -> None:
                 folder,
                 kind=kind,
                 rows=96,
-                given={"callbacks": [recorder, writes]},
+                trainer_kwargs={"callbacks": [recorder, writes]},
                 gradient_accumulation_steps=2,
                 max_steps=5,
                 **changes,
@@ -157,7 +157,7 @@ class CountsCalls(TrainerCallback):
 def list_calls_of_a_step(folder: Path) -> list[str]:
     """Return the files of the package's functions that an optimizer step calls, in order."""
     counts = CountsCalls()
-    quiet_trainer(folder, rows=96, given={"callbacks": [counts]}, max_steps=6).train()
+    quiet_trainer(folder, rows=96, trainer_kwargs={"callbacks": [counts]}, max_steps=6).train()
     return [str(Path(file).relative_to(Path(littrainer.__file__).parent)) for file in counts.files]
 
 
@@ -184,7 +184,9 @@ def a_strategy_of_the_user_keeps_its_hook_and_gradients_are_reduced_once_in_a_wi
         for buckets, changes in ((2, {}), (6, each_batch)):
             calls.clear()
             accumulated: Any = {"rows": 64, "gradient_accumulation_steps": 3, "max_steps": 2, **changes}
-            trainer = quiet_trainer(folder, kind=kind, given={"lightning": {"strategy": strategy}}, **accumulated)
+            trainer = quiet_trainer(
+                folder, kind=kind, trainer_kwargs={"lightning": {"strategy": strategy}}, **accumulated
+            )
             trainer.train()
             used: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
             assert len(calls) == buckets and trainer.model_wrapped.broadcast_buffers is False
@@ -217,7 +219,9 @@ def flags_of_a_process_are_obeyed_by_all_a_step_later(folder: Path) -> None:
 
     def train(flag: str, event: str, ranks: tuple[int, ...], **changes: Any) -> list[tuple[str, int]]:
         callback = Raises(flag, event, 2, ranks)
-        trainer = quiet_trainer(folder, rows=80, given={"callbacks": [callback]}, **{"max_steps": 6, **changes})
+        trainer = quiet_trainer(
+            folder, rows=80, trainer_kwargs={"callbacks": [callback]}, **{"max_steps": 6, **changes}
+        )
         trainer.train()
         return callback.events
 
@@ -248,7 +252,7 @@ def lightning_callbacks_have_the_same_effect_in_all_processes(folder: Path) -> N
         trainer = quiet_trainer(
             folder,
             rows=40,
-            given={"callbacks": list(callbacks)},
+            trainer_kwargs={"callbacks": list(callbacks)},
             **{"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, **changes},
         )
         trainer.train()
@@ -287,7 +291,7 @@ def gradients_of_unfrozen_parameters_are_reduced(folder: Path) -> None:
         model.inner.requires_grad_(False)
         before = model.inner.weight.flatten().tolist()
         trainer = quiet_trainer(
-            folder, model, kind=kind, given={"callbacks": [Unfreezes()]}, num_train_epochs=2, optim="sgd"
+            folder, model, kind=kind, trainer_kwargs={"callbacks": [Unfreezes()]}, num_train_epochs=2, optim="sgd"
         )
         trainer.create_optimizer()
         trainer.optimizer.add_param_group({"params": list(model.inner.parameters())})
@@ -406,7 +410,7 @@ def an_exact_loss_equals_that_of_the_global_batch_in_a_single_process(folder: Pa
                 folder,
                 model,
                 kind=kind,
-                given={"train_dataset": Rows(rows), "data_collator": pad_tokens},
+                trainer_kwargs={"train_dataset": Rows(rows), "data_collator": pad_tokens},
                 per_device_train_batch_size=2,
                 gradient_accumulation_steps=2,
                 max_steps=3,
@@ -445,7 +449,7 @@ def speed_counts_all_processes_in_the_time_of_the_first(folder: Path) -> None:
             return super().__getitem__(index)
 
     arguments = {"log_speed": True, "logging_strategy": "steps", "logging_steps": 1, "max_steps": 3}
-    trainer = quiet_trainer(folder, given={"train_dataset": SlowRows(vector_rows(64))}, **arguments)
+    trainer = quiet_trainer(folder, trainer_kwargs={"train_dataset": SlowRows(vector_rows(64))}, **arguments)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry][1]
     seconds = {name: value for name, value in logs.items() if name.endswith("_seconds")}
@@ -505,7 +509,7 @@ def request_files_tracked_means_and_patience_are_equal_in_all_processes(folder: 
         trainer = quiet_trainer(
             folder,
             kind=TracksItsRank,
-            given={"callbacks": [*requests, stopping], "compute_metrics": lambda _: {"score": 0.5}},
+            trainer_kwargs={"callbacks": [*requests, stopping], "compute_metrics": lambda _: {"score": 0.5}},
             ddp_backend="gloo",
             max_steps=100,
             logging_strategy="steps",

@@ -57,7 +57,7 @@ def count_calls(folder: Path, work: str, batches: int) -> int:
     settings: dict[str, Any] = {"max_steps": COUNTED_CALL, "eval_strategy": "steps", "eval_steps": 1}
     rows = vector_rows(batches * QUIET_RUN["per_device_eval_batch_size"])
     keywords = {"eval_dataset": Rows(rows), "compute_metrics": accuracy}
-    trainer: Any = quiet_trainer(folder, kind=CountingTrainer, given=keywords, **settings)
+    trainer: Any = quiet_trainer(folder, kind=CountingTrainer, trainer_kwargs=keywords, **settings)
     WORK[work](trainer)
     return int(trainer.counts[COUNTED_CALL - 1])
 

@@ -45,7 +45,7 @@ def lightning_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def trainer_over_many_batches(folder: Path, *callbacks: Any, **changes: Any) -> Trainer:
     keywords = {"eval_dataset": Rows(vector_rows(ROWS, seed=1)), "compute_metrics": accuracy, "callbacks": [*callbacks]}
-    return quiet_trainer(folder, NoisyClassifier(), given=keywords, per_device_eval_batch_size=1, **changes)
+    return quiet_trainer(folder, NoisyClassifier(), trainer_kwargs=keywords, per_device_eval_batch_size=1, **changes)
 
 
 def run_all_evaluations(trainer: Trainer) -> list[Any]:
@@ -129,7 +129,7 @@ def test_an_error_is_raised_unchanged_and_a_later_evaluation_works(
                 raise self.error
             return super().prediction_step(*args, **kwargs)
 
-    trainer: Any = quiet_trainer(tmp_path, kind=Failing, given={"callbacks": callbacks})
+    trainer: Any = quiet_trainer(tmp_path, kind=Failing, trainer_kwargs={"callbacks": callbacks})
     before = trainer.evaluate()
     trainer.error = error
     with pytest.raises(type(error)) as caught:
@@ -173,7 +173,7 @@ def test_nested_evaluations_are_independent(tmp_path: Path) -> None:
                 inner.append(0)
                 inner[0] = trainer.evaluate(Rows(vector_rows(4, seed=3)))["eval_loss"]
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Evaluating()]})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Evaluating()]})
     outer = trainer.evaluate()["eval_loss"]
     plain = quiet_trainer(tmp_path)
     assert outer == plain.evaluate()["eval_loss"]

@@ -27,7 +27,7 @@ def test_a_callback_can_predict_during_training(tmp_path: Path) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             predicted.append(trainer.predict(Rows(vector_rows(5))))
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Predicting()]}, max_steps=2)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Predicting()]}, max_steps=2)
     trainer.train()
     assert [output.predictions.shape for output in predicted] == [(5, 3), (5, 3)]
     assert trainer.lightning_trainer.global_step == 2
@@ -47,13 +47,13 @@ class LossesOf(VectorClassifier):
 
 def test_a_prediction_returns_its_outputs_with_batch_metrics(tmp_path: Path) -> None:
     trainer = quiet_trainer(
-        tmp_path, given={"compute_metrics": lambda prediction, compute_result: {}}, batch_eval_metrics=True
+        tmp_path, trainer_kwargs={"compute_metrics": lambda prediction, compute_result: {}}, batch_eval_metrics=True
     )
     assert trainer.predict(Rows(vector_rows(5))).predictions.shape == (5, 3)
 
 
 def test_an_empty_stream_is_refused(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"eval_dataset": Stream([])})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": Stream([])})
     with pytest.raises(ValueError, match="The evaluation set is a stream that gave no batch"):
         trainer.evaluate()
     with pytest.raises(ValueError, match="The test set is a stream"):
@@ -76,7 +76,7 @@ class SwitchedOptimizer(torch.optim.SGD):
 def test_an_evaluation_changes_only_the_modes_of_model_and_optimizer(tmp_path: Path, work: str) -> None:
     model = NoisyClassifier()
     optimizer = SwitchedOptimizer(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = quiet_trainer(tmp_path, model, given={"optimizers": (optimizer, None)}, max_steps=2)
+    trainer = quiet_trainer(tmp_path, model, trainer_kwargs={"optimizers": (optimizer, None)}, max_steps=2)
     trainer.train()
     assert model.training and optimizer.mode == "train"
     for parameter in model.parameters():
@@ -98,7 +98,9 @@ def test_all_outputs_are_gathered_by_the_trainers_gather_function(tmp_path: Path
     class Vectors(VectorClassifier):
         main_input_name = "x"
 
-    trainer = quiet_trainer(tmp_path, Vectors(), given={"compute_metrics": accuracy}, include_for_metrics=["inputs"])
+    trainer = quiet_trainer(
+        tmp_path, Vectors(), trainer_kwargs={"compute_metrics": accuracy}, include_for_metrics=["inputs"]
+    )
     trainer.gather_function = lambda value: gathered.append(value) or value
     trainer.evaluate()
     # Losses, logits, labels and inputs of three batches; the last losses are repeated for a full batch.
@@ -111,7 +113,7 @@ def test_all_outputs_are_gathered_by_the_trainers_gather_function(tmp_path: Path
 
 def test_a_loader_instead_of_a_dataset_is_refused_with_the_method_to_override(tmp_path: Path) -> None:
     loader = DataLoader(Rows(vector_rows(4)))
-    trainer = quiet_trainer(tmp_path, given={"train_dataset": loader, "eval_dataset": loader})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"train_dataset": loader, "eval_dataset": loader})
     for evaluate, named in (
         (trainer.train, r"train_dataset is a DataLoader.*get_train_dataloader\(\)"),
         (trainer.evaluate, r"eval_dataset is a DataLoader.*get_eval_dataloader\(\)"),
@@ -120,14 +122,14 @@ def test_a_loader_instead_of_a_dataset_is_refused_with_the_method_to_override(tm
     ):
         with pytest.raises(TypeError, match=named):
             evaluate()
-    named = quiet_trainer(tmp_path, given={"eval_dataset": {"near": loader}})
+    named = quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": {"near": loader}})
     with pytest.raises(TypeError, match=r"eval_dataset 'near' is a DataLoader"):
         named.evaluate("near")
 
 
 def test_an_unknown_dataset_name_is_refused_with_the_known_names(tmp_path: Path) -> None:
     datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5))}
-    trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": datasets})
     with pytest.raises(KeyError, match=r"'fat'.*near, far"):
         trainer.evaluate("fat")
     with pytest.raises(ValueError, match=r"dict of them \(near, far\)"):
@@ -135,7 +137,7 @@ def test_an_unknown_dataset_name_is_refused_with_the_known_names(tmp_path: Path)
     with pytest.raises(KeyError, match=r"'near'.*no dict of them but a Rows"):
         quiet_trainer(tmp_path).evaluate("near")
     with pytest.raises(ValueError, match="eval_dataset"):
-        quiet_trainer(tmp_path, given={"eval_dataset": None}).evaluate()
+        quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": None}).evaluate()
     with pytest.raises(ValueError, match="test_dataset"):
         quiet_trainer(tmp_path).predict(None)
 

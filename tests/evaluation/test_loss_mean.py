@@ -49,7 +49,7 @@ def test_weighted_by_labels_the_loss_of_a_language_model_is_the_mean_over_tokens
     arguments: Any = {"eval_on_start": True, "learning_rate": 0.0}
     losses = {}
     for weighting in ("samples", "labels"):
-        trainer = quiet_trainer(tmp_path, model, given=keywords, eval_loss_weighting=weighting, **arguments)
+        trainer = quiet_trainer(tmp_path, model, trainer_kwargs=keywords, eval_loss_weighting=weighting, **arguments)
         trainer.train()
         losses[weighting] = trainer.state.log_history[0]["eval_loss"]
     batch = pad_tokens(rows)

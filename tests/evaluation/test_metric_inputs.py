@@ -126,8 +126,8 @@ def test_an_unknown_conversion_is_an_error_with_all_names(
     assert all(name in str(caught.value) for name in CONVERSIONS)
 
 
-def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **given: Any) -> TaskFacts:
-    trainer = quiet_trainer(folder, model, kind=kind, given=given)
+def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **trainer_kwargs: Any) -> TaskFacts:
+    trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=trainer_kwargs)
     has_custom_step = bool(trainer._find_overrides("prediction_step"))
     loader = trainer.get_eval_dataloader()
     return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_custom_step).task_facts()

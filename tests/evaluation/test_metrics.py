@@ -39,7 +39,7 @@ def failing_at_call(number: int) -> Any:
 
 
 def test_an_error_of_the_metric_function_gets_a_note_with_step_and_function(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(2)}, **WITH_CHECKPOINTS)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": failing_at_call(2)}, **WITH_CHECKPOINTS)
     with pytest.raises(MetricError, match="division of words") as caught:
         trainer.train()
     note = notes_of(caught.value)
@@ -47,7 +47,7 @@ def test_an_error_of_the_metric_function_gets_a_note_with_step_and_function(tmp_
 
 
 def test_outside_of_training_the_note_has_no_step(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(1)})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": failing_at_call(1)})
     with pytest.raises(MetricError) as caught:
         trainer.evaluate()
     assert "outside of training" in notes_of(caught.value) and "step" not in notes_of(caught.value)
@@ -59,14 +59,16 @@ def test_metrics_that_are_no_dict_are_refused_with_their_type(tmp_path: Path, re
     def half(_: Any) -> Any:
         return returned
 
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": half}, eval_strategy="epoch", num_train_epochs=1)
+    trainer = quiet_trainer(
+        tmp_path, trainer_kwargs={"compute_metrics": half}, eval_strategy="epoch", num_train_epochs=1
+    )
     with pytest.raises(TypeError, match=r"half.*returned .*optimizer step 3 of 3.*dict") as caught:
         trainer.train()
     assert type(returned).__name__ in str(caught.value)
 
 
 def test_a_metric_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: {"all": 0.5, 3: 0.5}})
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": lambda _: {"all": 0.5, 3: 0.5}})
     with pytest.raises(TypeError, match=r"the name 3 \(an int\).*Names of metrics are texts"):
         trainer.evaluate()
 
@@ -76,7 +78,7 @@ def test_a_metric_that_is_not_json_is_refused_at_the_evaluation(tmp_path: Path, 
     def report(_: Any) -> dict[str, Any]:
         return {"accuracy": 0.5, "by_class": value}
 
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": report}, **WITH_CHECKPOINTS)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": report}, **WITH_CHECKPOINTS)
     with pytest.raises(TypeError, match=r"report.*'by_class'.*optimizer step 2 of 6.*JSON") as caught:
         trainer.train()
     assert type(value).__name__ in str(caught.value)

@@ -49,8 +49,8 @@ class Reducing(nn.Module):
         return {"loss": self.head(x).sum(), **self.reduce(self.head(x))}
 
 
-def evaluate_model(folder: Path, model: nn.Module, **given: Any) -> Any:
-    trainer = quiet_trainer(folder, model, given={"compute_metrics": lambda prediction: {}, **given})
+def evaluate_model(folder: Path, model: nn.Module, **trainer_kwargs: Any) -> Any:
+    trainer = quiet_trainer(folder, model, trainer_kwargs={"compute_metrics": lambda prediction: {}, **trainer_kwargs})
     return trainer.evaluate()
 
 

@@ -45,7 +45,7 @@ def make_trainer(folder: Path, model: Any, **changes: Any) -> Trainer:
         "data_collator": collate_lists,
         "compute_metrics": lambda prediction: {"labels": len(prediction.label_ids)},
     }
-    return quiet_trainer(folder, model, given=keywords, **settings)
+    return quiet_trainer(folder, model, trainer_kwargs=keywords, **settings)
 
 
 @pytest.mark.parametrize("number", [3, 8, 9, 10])

@@ -42,8 +42,8 @@ def micro_accuracy(classes: int = CLASSES) -> Metric:
 
 def evaluate_metrics(folder: Path, compute_metrics: Any, *arguments: Any, **changes: Any) -> dict[str, float]:
     """Return the metrics of an evaluation without loss and speed."""
-    keywords = {"compute_metrics": compute_metrics, **changes.pop("given", {})}
-    metrics = quiet_trainer(folder, *arguments, given=keywords, **changes).evaluate()
+    keywords = {"compute_metrics": compute_metrics, **changes.pop("trainer_kwargs", {})}
+    metrics = quiet_trainer(folder, *arguments, trainer_kwargs=keywords, **changes).evaluate()
     excluded = ("_loss", "_time", "_runtime", "_per_second", "epoch")
     return {name: value for name, value in metrics.items() if not name.endswith(excluded)}
 
@@ -82,9 +82,9 @@ def test_metrics_of_a_language_model_equal_those_of_a_function_over_padded_array
         "accuracy": micro_accuracy(VOCABULARY_SIZE),
         "perplexity": StreamingMetrics(Perplexity(), inputs="language_model_scores"),
     }
-    expected = evaluate_metrics(tmp_path, compute_next_token_metrics, model, given=data)
+    expected = evaluate_metrics(tmp_path, compute_next_token_metrics, model, trainer_kwargs=data)
     assert expected["eval_perplexity"] > 1
-    assert evaluate_metrics(tmp_path, metrics, model, given=data) == pytest.approx(expected, rel=1e-5)
+    assert evaluate_metrics(tmp_path, metrics, model, trainer_kwargs=data) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
@@ -108,7 +108,7 @@ def test_scores_for_metrics_with_thresholds_do_not_depend_on_batch_sizes(
         torch.manual_seed(0)
         model = VectorClassifier()
         model.head = torch.nn.Linear(model.head.in_features, classes)
-        changes: dict[str, Any] = {"given": {**keywords, "eval_dataset": Rows(rows)}}
+        changes: dict[str, Any] = {"trainer_kwargs": {**keywords, "eval_dataset": Rows(rows)}}
         (expected,) = evaluate_metrics(tmp_path, auroc, model, **changes).values()
         changes["per_device_eval_batch_size"] = batch_size
         (streamed,) = evaluate_metrics(tmp_path, wrap(metric), model, **changes).values()
@@ -133,7 +133,7 @@ def test_multi_label_scores_do_not_depend_on_batch_sizes(tmp_path: Path, batch_s
     # The first rows would be negative predictions if they were probabilities.
     logits = torch.tensor([[0.2, 0.3], [0.4, 0.1], [-2.0, 3.0], [0.6, -1.0]])
     rows = [{"x": row, "labels": torch.ones(2)} for row in logits]
-    keywords = {"given": {"eval_dataset": Rows(rows)}, "per_device_eval_batch_size": batch_size}
+    keywords = {"trainer_kwargs": {"eval_dataset": Rows(rows)}, "per_device_eval_batch_size": batch_size}
     metrics = evaluate_metrics(tmp_path, {"accuracy": MultilabelAccuracy(2)}, Logits(), **keywords)
     assert metrics["eval_accuracy"] == pytest.approx(0.75)
 
@@ -215,7 +215,7 @@ def test_a_value_that_is_neither_function_nor_metric_is_refused_by_the_trainer(
     tmp_path: Path, compute_metrics: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        quiet_trainer(tmp_path, given={"compute_metrics": compute_metrics})
+        quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": compute_metrics})
 
 
 def test_an_unknown_conversion_is_refused_with_the_known_names() -> None:
@@ -250,16 +250,16 @@ def record_collected_rows(patch: pytest.MonkeyPatch) -> list[int]:
 
 def test_an_evaluation_with_metrics_keeps_no_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = record_collected_rows(monkeypatch)
-    evaluate_metrics(tmp_path, {"accuracy": micro_accuracy()}, given={"eval_dataset": Rows(vector_rows(70))})
+    evaluate_metrics(tmp_path, {"accuracy": micro_accuracy()}, trainer_kwargs={"eval_dataset": Rows(vector_rows(70))})
     assert rows == []
-    evaluate_metrics(tmp_path, accuracy, given={"eval_dataset": Rows(vector_rows(7))})
+    evaluate_metrics(tmp_path, accuracy, trainer_kwargs={"eval_dataset": Rows(vector_rows(7))})
     assert sum(rows) == 14
 
 
 def test_without_labels_there_are_no_metrics(tmp_path: Path) -> None:
     unlabelled = Rows([{"x": row["x"]} for row in vector_rows(5)])
     metric = RecordingMetric()
-    output = quiet_trainer(tmp_path, given={"compute_metrics": {"metric": metric}}).predict(unlabelled)
+    output = quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": {"metric": metric}}).predict(unlabelled)
     assert output.predictions.shape == (5, CLASSES)
     assert metric.calls == [] and "test_metric_rows" not in output.metrics
 
@@ -267,7 +267,7 @@ def test_without_labels_there_are_no_metrics(tmp_path: Path) -> None:
 def test_metrics_are_reset_for_each_evaluation_and_dataset(tmp_path: Path) -> None:
     datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5, seed=3))}
     trainer = quiet_trainer(
-        tmp_path, given={"eval_dataset": datasets, "compute_metrics": {"metric": RecordingMetric()}}
+        tmp_path, trainer_kwargs={"eval_dataset": datasets, "compute_metrics": {"metric": RecordingMetric()}}
     )
     for _ in range(2):
         metrics = trainer.evaluate()
@@ -334,7 +334,7 @@ def test_a_metric_that_fails_in_a_training_is_noted_with_the_optimizer_step(tmp_
             raise RuntimeError("broken")
 
     keywords = {"compute_metrics": {"own": Failing()}}
-    trainer = quiet_trainer(tmp_path, given=keywords, max_steps=3, eval_strategy="steps", eval_steps=2)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=keywords, max_steps=3, eval_strategy="steps", eval_steps=2)
     with pytest.raises((ValueError, RuntimeError), match="broken") as caught:
         trainer.train()
     assert "at optimizer step 2 of 3" in " ".join(caught.value.__notes__)

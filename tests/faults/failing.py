@@ -39,7 +39,7 @@ def fail_in_event(event: str) -> Callable[..., Trainer]:
     def build(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
         callback: Any = TrainerCallback()
         setattr(callback, event, fuse)
-        return quiet_trainer(folder, given={"callbacks": [callback]}, **{**EVERY_STEP, **changes})
+        return quiet_trainer(folder, trainer_kwargs={"callbacks": [callback]}, **{**EVERY_STEP, **changes})
 
     return build
 
@@ -49,11 +49,13 @@ def fail_in_collator(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
         fuse()
         return default_data_collator(samples)
 
-    return quiet_trainer(folder, given={"data_collator": collate}, **{**EVERY_STEP, **changes})
+    return quiet_trainer(folder, trainer_kwargs={"data_collator": collate}, **{**EVERY_STEP, **changes})
 
 
 def fail_in_metrics(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
-    return quiet_trainer(folder, given={"compute_metrics": lambda _: fuse() or {}}, **{**EVERY_STEP, **changes})
+    return quiet_trainer(
+        folder, trainer_kwargs={"compute_metrics": lambda _: fuse() or {}}, **{**EVERY_STEP, **changes}
+    )
 
 
 class FusedClassifier(VectorClassifier):

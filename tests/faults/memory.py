@@ -158,7 +158,7 @@ def trained(folder: Path, fault: Fault, is_faulty: bool) -> Any:
         folder,
         model,
         kind=kind,
-        given=options,
+        trainer_kwargs=options,
         max_steps=STEPS,
         per_device_train_batch_size=BATCH_SIZE,
         gradient_accumulation_steps=fault.accumulation,

@@ -129,7 +129,7 @@ def trained(folder: Path, fault: Fault, policy: str, faulty: bool, recorder: War
         folder,
         Faulty(fault if faulty else None),
         kind=StepwiseTrainer if fault.is_stepwise else Trainer,
-        given={"train_dataset": Rows(rows)},
+        trainer_kwargs={"train_dataset": Rows(rows)},
         max_steps=STEPS,
         per_device_train_batch_size=BATCH_SIZE,
         gradient_accumulation_steps=fault.accumulation,

@@ -95,5 +95,5 @@ def test_an_error_that_a_callback_handles_itself_does_not_end_training(tmp_path:
                 self.failed += 1
 
     callback = Evaluating()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=3)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [callback]}, max_steps=3)
     assert trainer.train().global_step == 3 and callback.failed == 3

@@ -75,7 +75,7 @@ def press_in(event: str, step: int, times: int = 1) -> SignalIn:
 
 
 def test_a_signal_is_handled_by_the_users_handler(tmp_path: Path, handler: Any) -> None:
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 2)]}, max_steps=5)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [press_in("on_step_end", 2)]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt, match="by the user's handler"):
         trainer.train()
     assert trainer.state.global_step == 2
@@ -119,7 +119,7 @@ def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_ha
     uninterrupted = quiet_trainer(tmp_path / "whole", **settings)
     uninterrupted.train()
     presses = press_in(event, step)
-    stopped = quiet_trainer(tmp_path / "stopped", given={"callbacks": [presses]}, **settings)
+    stopped = quiet_trainer(tmp_path / "stopped", trainer_kwargs={"callbacks": [presses]}, **settings)
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     done = MOMENTS[event, step]
@@ -143,7 +143,7 @@ def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_ha
 
 def test_a_second_interrupt_is_raised_while_the_first_is_deferred(tmp_path: Path, handler: Any) -> None:
     presses = press_in("on_optimizer_step", 2, times=2)
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [presses]}, max_steps=5)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [presses]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert trainer.state.global_step == 2
@@ -158,7 +158,7 @@ def test_a_deferred_interrupt_is_raised_if_the_step_fails(tmp_path: Path, handle
             raise OverflowError("of the callback")
 
     callbacks = [press_in("on_optimizer_step", 0), Failing()]
-    trainer = quiet_trainer(tmp_path, given={"callbacks": callbacks}, max_steps=5)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": callbacks}, max_steps=5)
     with pytest.raises(KeyboardInterrupt) as caught:
         trainer.train()
     assert isinstance(caught.value.__context__, OverflowError)

@@ -66,7 +66,7 @@ def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes
         folder,
         NoisyClassifier(),
         kind=kind,
-        given={"callbacks": list(callbacks)},
+        trainer_kwargs={"callbacks": list(callbacks)},
         **{**SETTINGS, "enable_jit_checkpoint": True, **changes},
     )
 
@@ -216,7 +216,7 @@ def test_handlers_are_restored_unless_the_script_sets_another(
 
 
 @pytest.mark.parametrize(
-    ("given", "sent", "stops"),
+    ("trainer_kwargs", "sent", "stops"),
     [
         (None, signal.SIGUSR1, False),
         ("SIGUSR1", signal.SIGUSR1, True),
@@ -224,8 +224,10 @@ def test_handlers_are_restored_unless_the_script_sets_another(
         (["SIGTERM", "SIGUSR1"], signal.SIGUSR1, True),
     ],
 )
-def test_jit_checkpoint_signals_says_which_signals_save(tmp_path: Path, given: Any, sent: int, stops: bool) -> None:
-    trainer = make(tmp_path, SignalIn("on_step_end", 2, sent), jit_checkpoint_signals=given)
+def test_jit_checkpoint_signals_says_which_signals_save(
+    tmp_path: Path, trainer_kwargs: Any, sent: int, stops: bool
+) -> None:
+    trainer = make(tmp_path, SignalIn("on_step_end", 2, sent), jit_checkpoint_signals=trainer_kwargs)
     assert trainer.train().global_step == (2 if stops else 7)
     assert (trainer.preemption.agreed == sent) is stops
 

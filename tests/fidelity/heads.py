@@ -219,7 +219,7 @@ def step(model: Any, rows: list[Any], layout: tuple[int, int], normalization: st
     with tempfile.TemporaryDirectory() as folder, warnings_logged("loss_normalization") as texts:
         torch.manual_seed(0)
         random.seed(0)
-        trainer = quiet_trainer(folder, model, given={"train_dataset": Rows(rows)}, **settings)
+        trainer = quiet_trainer(folder, model, trainer_kwargs={"train_dataset": Rows(rows)}, **settings)
         trainer.remove_callback(PrinterCallback)
         results: list[tuple[float, float]] = []
         # With its digits: what is logged is the same, rounded for people.

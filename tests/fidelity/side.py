@@ -105,7 +105,7 @@ class Side:
         kind: Any = None,
         compute_metrics: Any = None,
         callbacks: Iterable[Any] = (),
-        keywords: Mapping[str, Any] | None = None,
+        trainer_kwargs: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Any:
         """Return a Trainer that classifies vectors, with the watcher after its callbacks.
@@ -115,7 +115,7 @@ class Side:
             rows: Number of rows to train on, unless there is a `train_dataset`.
             eval_rows: Number of rows to evaluate on, unless there is an `eval_dataset`.
             kind: The class, by default the side's Trainer.
-            given: Further keywords of the Trainer.
+            trainer_kwargs: Further keywords of the Trainer.
             changes: Arguments.
         """
         return (kind or self.Trainer)(
@@ -125,7 +125,7 @@ class Side:
             eval_dataset=Rows(vector_rows(eval_rows, seed=1)) if eval_dataset is None else eval_dataset,
             compute_metrics=compute_metrics,
             callbacks=[*callbacks, self.watcher],
-            **(keywords or {}),
+            **(trainer_kwargs or {}),
         )
 
     def token_trainer(
@@ -135,7 +135,7 @@ class Side:
         *,
         rows: int = 10,
         eval_rows: int = 5,
-        keywords: Mapping[str, Any] | None = None,
+        trainer_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> Any:
         """Return such a Trainer over rows of tokens, which are padded; `others` are as in `vector_trainer`."""
@@ -143,7 +143,7 @@ class Side:
             model,
             train_dataset=Rows(make_rows(rows)),
             eval_dataset=Rows(make_rows(eval_rows, seed=1)),
-            keywords={"data_collator": pad_tokens, **(keywords or {})},
+            trainer_kwargs={"data_collator": pad_tokens, **(trainer_kwargs or {})},
             **others,
         )
 

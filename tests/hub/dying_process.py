@@ -19,5 +19,5 @@ def die() -> None:
 
 if __name__ == "__main__":
     pushing_trainer(
-        Path(sys.argv[1]), hub_strategy="checkpoint", save_total_limit=1, given={"callbacks": [AtStep(3, die)]}
+        Path(sys.argv[1]), hub_strategy="checkpoint", save_total_limit=1, trainer_kwargs={"callbacks": [AtStep(3, die)]}
     ).train()

@@ -187,7 +187,9 @@ def test_badges_and_tags_of_trackers_are_in_the_card(tmp_path: Path) -> None:
 
     model = VectorClassifier()
     model.model_tags = ["trackio", "mine"]  # type: ignore[assignment]
-    quiet_trainer(tmp_path, model, given={"callbacks": [FailingTracker(), Tracker()]}).create_model_card(tags="mine")
+    quiet_trainer(tmp_path, model, trainer_kwargs={"callbacks": [FailingTracker(), Tracker()]}).create_model_card(
+        tags="mine"
+    )
     card = ModelCard.load(tmp_path / CARD_NAME)
     assert card.data.tags == ["mine", "trackio", "generated_from_trainer", "littrainer"]
     assert card.text.index("# ") < card.text.index("[run](https://tracker/run)") < card.text.index("from scratch")

@@ -41,7 +41,7 @@ def test_each_method_is_called_where_transformers_calls_it(hub: Hub, tmp_path: P
             calls.append("on_push_begin")
 
     callbacks = {"callbacks": [Listener()]}
-    trainer: Any = pushing_trainer(tmp_path, kind=Watching, hub_revision="mine", given=callbacks)
+    trainer: Any = pushing_trainer(tmp_path, kind=Watching, hub_revision="mine", trainer_kwargs=callbacks)
     assert calls == ["init_hf_repo"]
     trainer.train()
     trainer.save_model()

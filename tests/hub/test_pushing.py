@@ -43,7 +43,7 @@ def test_files_of_an_earlier_checkpoint_are_removed_from_last_checkpoint(hub: Hu
 def test_training_does_not_wait_for_a_push_and_skips_saves_while_it_runs(hub: Hub, tmp_path: Path) -> None:
     may_respond = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=may_respond))
-    trainer = pushing_trainer(tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(may_respond.set)]})
+    trainer = pushing_trainer(tmp_path, hub_always_push=False, trainer_kwargs={"callbacks": [AtEnd(may_respond.set)]})
     trainer.train()
     assert hub.repository().messages() == SAVES[:1]
 
@@ -51,7 +51,7 @@ def test_training_does_not_wait_for_a_push_and_skips_saves_while_it_runs(hub: Hu
 def test_with_always_push_each_save_is_pushed_after_a_slow_push(hub: Hub, tmp_path: Path) -> None:
     may_respond = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=may_respond))
-    trainer = pushing_trainer(tmp_path, save_total_limit=1, given={"callbacks": [AtEnd(may_respond.set)]})
+    trainer = pushing_trainer(tmp_path, save_total_limit=1, trainer_kwargs={"callbacks": [AtEnd(may_respond.set)]})
     trainer.train()
     assert hub.repository().messages() == SAVES
     sizes = {len(commit.files["model.safetensors"]) for commit in hub.repository().branches[MAIN][1:]}
@@ -102,7 +102,7 @@ def test_an_unknown_card_keyword_is_refused_in_each_process_before_any_work(
         def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             events.append(True)
 
-    trainer = pushing_trainer(tmp_path, save_strategy="no", given={"callbacks": [Listener]})
+    trainer = pushing_trainer(tmp_path, save_strategy="no", trainer_kwargs={"callbacks": [Listener]})
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: is_first)
     with pytest.raises(TypeError, match="unexpected keyword argument 'licence'"):
         trainer.push_to_hub(licence="mit")
@@ -179,7 +179,9 @@ def test_a_download_of_the_repository_is_an_output_folder_to_resume_in(hub: Hub,
     def stop() -> None:
         raise Stopped
 
-    first = pushing_trainer(tmp_path / "first", hub_strategy="checkpoint", given={"callbacks": [AtStep(5, stop)]})
+    first = pushing_trainer(
+        tmp_path / "first", hub_strategy="checkpoint", trainer_kwargs={"callbacks": [AtStep(5, stop)]}
+    )
     with pytest.raises(Stopped):
         first.train()
     first.push_in_progress.wait_until_done()

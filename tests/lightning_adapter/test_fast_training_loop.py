@@ -88,7 +88,7 @@ def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **
             patch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset())
         settings = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "logging_steps": 1, **arguments}
         options = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
-        trainer = quiet_trainer(folder, kind=kind, given=options, **settings)
+        trainer = quiet_trainer(folder, kind=kind, trainer_kwargs=options, **settings)
         trainer.train()
     assert (type(trainer.lightning_trainer.fit_loop.epoch_loop) is FastEpochLoop) is is_fast
     return trainer
@@ -209,7 +209,7 @@ def test_no_worker_process_survives_an_epoch_that_ends_early(tmp_path: Path, err
 
     before, during = multiprocessing.active_children(), []
     options = {"train_dataset": Rows(vector_rows(64)), "callbacks": [Ending()]}
-    trainer = quiet_trainer(tmp_path, given=options, max_steps=1, dataloader_num_workers=1)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=options, max_steps=1, dataloader_num_workers=1)
     if error is None:
         trainer.train()
     else:

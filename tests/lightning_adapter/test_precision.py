@@ -53,7 +53,7 @@ def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
     settings: dict[str, Any] = {"optim": "sgd", "num_train_epochs": 1, "logging_strategy": "steps", "logging_steps": 1}
     options = {"train_dataset": Rows(vector_rows(20))}
-    trainer = quiet_trainer(folder, model, kind=kind, given=options, **{**settings, **changes})
+    trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=options, **{**settings, **changes})
     trainer.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     return trainer
 

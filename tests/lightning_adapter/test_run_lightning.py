@@ -31,7 +31,7 @@ def test_keywords_of_the_users_own_reach_lightning(tmp_path: Path, kind: type[Tr
     profiler = SimpleProfiler()
     further = {"profiler": profiler, "detect_anomaly": True}
     if through == "trainer":
-        trainer = quiet_trainer(tmp_path, kind=kind, given={"lightning": further}, max_steps=2)
+        trainer = quiet_trainer(tmp_path, kind=kind, trainer_kwargs={"lightning": further}, max_steps=2)
     else:
         trainer = quiet_trainer(tmp_path, kind=kind, lightning=further, max_steps=2)
     trainer.train()
@@ -49,7 +49,7 @@ def test_lightning_callbacks_are_accepted_as_keyword(tmp_path: Path) -> None:
 
     callback, by_keyword = Counter(), Counter()
     options = {"callbacks": [callback], "lightning": {"callbacks": by_keyword}}
-    quiet_trainer(tmp_path, given=options, max_steps=2).train()
+    quiet_trainer(tmp_path, trainer_kwargs=options, max_steps=2).train()
     assert (callback.steps, by_keyword.steps) == (2, 2)
 
 

@@ -66,7 +66,11 @@ def train_averaged(
     torch.manual_seed(0)
     averaging = {} if use is None else {"ema_decay": DECAY, "ema_use": use}
     trainer = quiet_trainer(
-        folder, ModelWithBuffers(), kind=kind, given={"callbacks": [recorder]}, **{**SAVING, **averaging, **changes}
+        folder,
+        ModelWithBuffers(),
+        kind=kind,
+        trainer_kwargs={"callbacks": [recorder]},
+        **{**SAVING, **averaging, **changes},
     )
     trainer.train(resume_from_checkpoint=None if resume is None else str(folder / f"checkpoint-{resume}"))
     trainer.recorder = recorder
@@ -166,7 +170,7 @@ def test_invalid_values_are_refused(tmp_path: Path, changes: dict[str, Any], mes
 def test_two_averages_and_sharded_weights_are_refused_before_training(tmp_path: Path) -> None:
     options = {"callbacks": [EMAWeightAveraging()]}
     with pytest.raises(ValueError, match="averages weights too"):
-        quiet_trainer(tmp_path, given=options, ema_decay=0.9).train()
+        quiet_trainer(tmp_path, trainer_kwargs=options, ema_decay=0.9).train()
     trainer = quiet_trainer(tmp_path, ema_decay=0.9)
     trainer.is_fsdp_enabled = True
     with pytest.raises(ValueError, match="ema_decay averages whole weights"):
@@ -176,13 +180,13 @@ def test_two_averages_and_sharded_weights_are_refused_before_training(tmp_path: 
 def test_trained_weights_are_evaluated_until_an_average_begins(tmp_path: Path) -> None:
     recorder = WeightRecorder()
     averaging = EMAWeightAveraging(decay=DECAY, update_starting_at_step=3)
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [averaging, recorder]}, **SAVING)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [averaging, recorder]}, **SAVING)
     trainer.train()
     assert all(torch.equal(value, recorder.raw[2][name]) for name, value in recorder.evaluated[2].items())
     assert not all(torch.equal(value, recorder.raw[6][name]) for name, value in recorder.evaluated[6].items())
     averaging = EMAWeightAveraging(update_starting_at_step=5, update_every_n_steps=4)
     with pytest.raises(ValueError, match=r"never averages in this training of 6 .*update_starting_at_step=5"):
-        quiet_trainer(tmp_path / "late", given={"callbacks": [averaging]}, **SAVING).train()
+        quiet_trainer(tmp_path / "late", trainer_kwargs={"callbacks": [averaging]}, **SAVING).train()
 
 
 def test_an_average_that_never_begins_does_not_replace_the_trained_weights(
@@ -195,6 +199,6 @@ def test_an_average_that_never_begins_does_not_replace_the_trained_weights(
 
     recorder = Stopping()
     averaging = EMAWeightAveraging(update_starting_at_step=100, update_starting_at_epoch=1)
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [averaging, recorder]}, num_train_epochs=2)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [averaging, recorder]}, num_train_epochs=2)
     trainer.train()
     assert all(torch.equal(value, recorder.raw[1][name]) for name, value in copy_weights(trainer.model).items())

@@ -24,7 +24,9 @@ def losses(trainer: Trainer, name: str = "loss") -> list[tuple[float, float]]:
 
 
 def make_limited_trainer(folder: Path, number: int, **changes: Any) -> Trainer:
-    return quiet_trainer(folder, given={"train_dataset": Rows(vector_rows(20)[:number])}, **{**EACH_STEP, **changes})
+    return quiet_trainer(
+        folder, trainer_kwargs={"train_dataset": Rows(vector_rows(20)[:number])}, **{**EACH_STEP, **changes}
+    )
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
@@ -52,7 +54,7 @@ def test_a_limited_epoch_resumes_at_its_position(tmp_path: Path) -> None:
 def test_a_limited_stream_is_read_from_the_beginning_in_each_epoch(tmp_path: Path) -> None:
     stream = quiet_trainer(
         tmp_path,
-        given={"train_dataset": Stream(vector_rows(20))},
+        trainer_kwargs={"train_dataset": Stream(vector_rows(20))},
         max_steps=5,
         lightning={"limit_train_batches": 2},
         lr_scheduler_type="constant",
@@ -69,7 +71,7 @@ def test_a_limited_evaluation_uses_the_first_samples(tmp_path: Path, limit: floa
     rows = vector_rows(7, seed=1)
     options = {"compute_metrics": accuracy}
     limited = quiet_trainer(
-        tmp_path, given=options, lightning={"limit_val_batches": limit}, eval_strategy="epoch", max_steps=2
+        tmp_path, trainer_kwargs=options, lightning={"limit_val_batches": limit}, eval_strategy="epoch", max_steps=2
     )
     limited.train()
     metrics = limited.evaluate()
@@ -123,7 +125,7 @@ def test_a_fraction_below_a_batch_or_of_unknown_length_is_an_error(tmp_path: Pat
     with pytest.raises(ValueError, match=r"0.1} of 5 batches is less than one: give at least 0.2"):
         trainer.train()
     stream = {"train_dataset": Stream(vector_rows(8))}
-    trainer = quiet_trainer(tmp_path, given=stream, lightning={"limit_train_batches": 0.5}, max_steps=1)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=stream, lightning={"limit_train_batches": 0.5}, max_steps=1)
     with pytest.raises(ValueError, match="length is not known: give a number of batches"):
         trainer.train()
 

@@ -57,7 +57,9 @@ def build_trainer(
     """Return a Trainer whose rows draw from all random generators."""
     keywords = {"train_dataset": AugmentedRows(vector_rows(ROWS)), **(options or {})}
     settings = {"num_train_epochs": EPOCHS, "gradient_accumulation_steps": ACCUMULATION, "warmup_steps": 2, **changes}
-    return quiet_trainer(folder, fresh_model() if model is None else model, given=keywords, kind=kind, **settings)
+    return quiet_trainer(
+        folder, fresh_model() if model is None else model, trainer_kwargs=keywords, kind=kind, **settings
+    )
 
 
 @functools.cache

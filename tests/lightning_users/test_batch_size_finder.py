@@ -63,7 +63,7 @@ def test_the_size_is_limited_by_the_number_of_samples(tmp_path: Path) -> None:
     assert quiet_trainer(tmp_path, model, rows=13).scale_batch_size() == 13
     assert max(model.sizes) == 13
     options = {"train_dataset": Stream(vector_rows(40))}
-    assert quiet_trainer(tmp_path, LimitedModel(20), given=options, max_steps=1).scale_batch_size() == 16
+    assert quiet_trainer(tmp_path, LimitedModel(20), trainer_kwargs=options, max_steps=1).scale_batch_size() == 16
 
 
 def test_accumulated_gradients_need_memory(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_model_of_transformers_is_created_from_its_description(tmp_path: Path)
     trainer = quiet_trainer(
         tmp_path,
         model,
-        given={"train_dataset": Rows(language_rows(8)), "data_collator": pad_tokens},
+        trainer_kwargs={"train_dataset": Rows(language_rows(8)), "data_collator": pad_tokens},
         save_strategy="steps",
         save_steps=1,
         max_steps=2,

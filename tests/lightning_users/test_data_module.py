@@ -36,7 +36,7 @@ ROWS = 22
 def record_trainer(folder: Path, rows: Any, **arguments: Any) -> list[Any]:
     options = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate_with_noise}
     changes = {"num_train_epochs": 3, "seed": 5, **ARGUMENTS, **arguments}
-    trainer = quiet_trainer(folder, RecordingModel(), given=options, **changes)
+    trainer = quiet_trainer(folder, RecordingModel(), trainer_kwargs=options, **changes)
     trainer.train()
     return trainer.model.records
 

@@ -40,7 +40,7 @@ def test_rates_rise_from_the_lowest_to_the_highest(tmp_path: Path, mode: str) ->
             return loss
 
     options = {"optimizer_cls_and_kwargs": (RecordingSGD, {"lr": 1.0})}
-    trainer = quiet_trainer(tmp_path, given=options, gradient_accumulation_steps=2, rows=20)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=options, gradient_accumulation_steps=2, rows=20)
     result = trainer.lr_find(min_lr=1e-4, max_lr=1e-2, num_training=5, mode=mode)
     expected = [1e-4 * 10 ** (step / 2) for step in range(5)] if mode == "exponential" else np.linspace(1e-4, 1e-2, 5)
     assert used == result.results["lr"] == pytest.approx(list(expected)) and len(result.results["loss"]) == 5
@@ -150,7 +150,7 @@ def make_prepared_trainer(folder: Path, is_trained: bool) -> Trainer:
         "callbacks": [StepCounter(), BatchCounter()],
     }
     trainer = quiet_trainer(
-        folder, model, given=options, rows=20, max_steps=4, logging_strategy="steps", logging_steps=1
+        folder, model, trainer_kwargs=options, rows=20, max_steps=4, logging_strategy="steps", logging_steps=1
     )
     if is_trained:
         trainer.train()
@@ -232,7 +232,7 @@ def test_gradient_checkpointing_of_a_model_of_transformers_is_restored(tmp_path:
         return hooks, model.is_gradient_checkpointing, set(vars(model)), model.config.to_dict()
 
     options = {"train_dataset": Rows(rows), "eval_dataset": None}
-    trainer = quiet_trainer(tmp_path, model, given=options, gradient_checkpointing=True)
+    trainer = quiet_trainer(tmp_path, model, trainer_kwargs=options, gradient_checkpointing=True)
     for is_enabled in (False, True):
         before = copy.deepcopy(get_hooks())
         assert before[:2] == (is_enabled, is_enabled)
@@ -264,7 +264,7 @@ def test_a_trainer_that_could_not_be_restored_is_refused(tmp_path: Path) -> None
         def on_step_end(self, *_: Any, **__: Any) -> None:
             trainer.lr_find()
 
-    trainer = quiet_trainer(tmp_path, max_steps=1, given={"callbacks": [NestedFinder()]})
+    trainer = quiet_trainer(tmp_path, max_steps=1, trainer_kwargs={"callbacks": [NestedFinder()]})
     with pytest.raises(RuntimeError, match=r"lr_find\(\) was called while this Trainer trains"):
         trainer.train()
     sharded = quiet_trainer(tmp_path)

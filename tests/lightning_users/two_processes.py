@@ -96,7 +96,7 @@ def run_data(folder: Path) -> dict[str, Any]:
     def run_trainer(data: Any, **arguments: Any) -> list[Any]:
         options = {"train_dataset": data, "data_collator": reading.collate_with_noise}
         changes = {**reading.ARGUMENTS, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "seed": 5, **arguments}
-        trainer = quiet_trainer(folder / "run", reading.RecordingModel(), given=options, **changes)
+        trainer = quiet_trainer(folder / "run", reading.RecordingModel(), trainer_kwargs=options, **changes)
         trainer.train()
         return trainer.model.records
 

@@ -55,7 +55,7 @@ def noisy_trainer(
     folder: Path,
     dataset: Any = None,
     kind: type[Trainer] = Trainer,
-    given: dict[str, Any] | None = None,
+    trainer_kwargs: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Trainer:
     """Return a Trainer that logs and saves at each step, with dropout and batch normalization."""
@@ -73,7 +73,7 @@ def noisy_trainer(
         args=quiet_arguments(folder, **settings),
         train_dataset=Rows(vector_rows(18)) if dataset is None else dataset,
         eval_dataset=Rows(vector_rows(5, seed=1)),
-        **(given or {}),
+        **(trainer_kwargs or {}),
     )
 
 

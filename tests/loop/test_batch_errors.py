@@ -119,7 +119,7 @@ def test_the_advice_about_a_lost_worker_follows_from_its_exit(
             return end() if get_worker_info() is not None else super().__getitem__(index)
 
     data = {"train_dataset": Ending(vector_rows(4))}
-    trainer = quiet_trainer(tmp_path, given=data, max_steps=2, dataloader_num_workers=1)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=data, max_steps=2, dataloader_num_workers=1)
     *_, advice = catch_notes(trainer, RuntimeError)
     assert ENDS[end] in advice and ("memory" in advice) == (ENDS[end] in ("memory ran out", "/dev/shm"))
 

@@ -98,14 +98,14 @@ def test_the_error_of_an_event_with_too_few_parameters_shows_the_signature(tmp_p
             pass
 
     with pytest.raises(TypeError) as caught:
-        quiet_trainer(tmp_path, given={"callbacks": [Narrow()]}).train()
+        quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Narrow()]}).train()
     assert caught.value.__notes__[-1].endswith("def on_step_end(self, args, state, control, **kwargs).")
 
 
 def test_the_error_of_preprocess_logits_for_metrics_names_its_arguments(tmp_path: Path) -> None:
     trainer = quiet_trainer(
         tmp_path,
-        given={
+        trainer_kwargs={
             "compute_metrics": lambda prediction: {},
             "preprocess_logits_for_metrics": lambda logits: logits,
         },

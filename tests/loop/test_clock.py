@@ -43,14 +43,14 @@ class AMinuteAStep(TrainerCallback):
 def test_saves_and_evaluations_follow_the_minutes_since_the_last(tmp_path: Path, minutes: list[float]) -> None:
     callback = AMinuteAStep(minutes)
     changes = {"save_strategy": "steps", "save_steps": 5, "save_minutes": 3, "eval_minutes": 2}
-    quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=10, **changes).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [callback]}, max_steps=10, **changes).train()
     assert (callback.saved, callback.evaluated) == ([3, 5, 8, 10], [2, 4, 6, 8, 10])
 
 
 def test_a_training_ended_by_max_minutes_resumes_exactly(tmp_path: Path, minutes: list[float]) -> None:
     def make_trainer(folder: Path, **changes: Any) -> Any:
         parameters = {"callbacks": [AMinuteAStep(minutes)]}
-        return quiet_trainer(folder, given=parameters, max_steps=7, save_strategy="steps", **changes)
+        return quiet_trainer(folder, trainer_kwargs=parameters, max_steps=7, save_strategy="steps", **changes)
 
     reference = make_trainer(tmp_path / "reference")
     assert "ended_by" not in reference.train().metrics
@@ -68,7 +68,7 @@ def test_a_request_file_in_the_run_folder_saves_or_stops(
     tmp_path: Path, minutes: list[float], caplog: pytest.LogCaptureFixture, name: str, steps: int
 ) -> None:
     callback = AMinuteAStep(minutes, {3: (tmp_path / name).touch})
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=6)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [callback]}, max_steps=6)
     trainer.train()
     assert (trainer.state.global_step, callback.saved) == (steps, [3])
     assert not (tmp_path / name).exists()
@@ -79,7 +79,7 @@ def test_a_file_of_an_earlier_training_is_deleted_with_a_warning(
     tmp_path: Path, minutes: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "STOP").touch()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [AMinuteAStep(minutes)]}, max_steps=3)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [AMinuteAStep(minutes)]}, max_steps=3)
     trainer.train()
     assert trainer.state.global_step == 3 and not (tmp_path / "STOP").exists()
     assert f"{tmp_path / 'STOP'} was there before this training began" in caplog.text
@@ -100,7 +100,7 @@ def test_a_request_file_that_cannot_be_deleted_counts_once_until_it_is_created_a
 
     file, unlink = tmp_path / "SAVE", Path.unlink
     callback = AMinuteAStep(minutes, {2: file.touch, 5: lambda: os.remove(file), 6: file.touch})
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=7)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [callback]}, max_steps=7)
     monkeypatch.setattr(clock.Path, "unlink", refuse)
     trainer.train()
     assert callback.saved == [2, 6]

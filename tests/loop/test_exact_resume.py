@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "within and at the end of epochs": (augmented, {}, (1, 3, 5, 6, 9)),
     "windows of two, the last of one": (
         augmented,
-        {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "given": WITH_NOISE},
+        {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "trainer_kwargs": WITH_NOISE},
         (1, 2, 3, 5),
     ),
     "in its own order": (augmented, {"train_sampling_strategy": "sequential"}, (2, 7)),
@@ -90,22 +90,22 @@ CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
     "saved after epochs": (augmented, {"eval_strategy": "epoch", "save_strategy": "epoch"}, (5,)),
     "a stream in a new order in each pass": (
         lambda: ShuffledStream(vector_rows(18)),
-        {"max_steps": 12, "given": WITH_NOISE},
+        {"max_steps": 12, "trainer_kwargs": WITH_NOISE},
         (1, 5, 7),
     ),
     "a stream with state": (lambda: StreamWithState(vector_rows(18)), {"max_steps": 12}, (1, 5, 7)),
     "a loader with a generator": (augmented, {"kind": CustomLoaderTrainer}, (1, 5, 7)),
     "a loader with prefetching": (augmented, {"kind": PreparedLoaderTrainer}, (1, 5, 7)),
     "batches from any object": (augmented, {"kind": PlainLoaderTrainer}, (1, 5, 7)),
-    "two workers": (augmented, {"dataloader_num_workers": 2, "given": WITH_NOISE}, (3, 6)),
+    "two workers": (augmented, {"dataloader_num_workers": 2, "trainer_kwargs": WITH_NOISE}, (3, 6)),
     "two workers that live on": (
         augmented,
-        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "given": WITH_NOISE},
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "trainer_kwargs": WITH_NOISE},
         (5, 8),
     ),
     "a stream read by two workers": (
         lambda: ShuffledStream(vector_rows(18)),
-        {"dataloader_num_workers": 2, "max_steps": 9, "given": WITH_NOISE},
+        {"dataloader_num_workers": 2, "max_steps": 9, "trainer_kwargs": WITH_NOISE},
         (7,),
     ),
 }
@@ -142,7 +142,7 @@ def test_an_epoch_that_a_callback_ended_is_not_continued(tmp_path: Path) -> None
             control.should_epoch_stop = state.global_step in (2, 5)
 
     def build() -> Trainer:
-        return noisy_trainer(tmp_path, augmented(), given={"callbacks": [CutShort()]}, num_train_epochs=3)
+        return noisy_trainer(tmp_path, augmented(), trainer_kwargs={"callbacks": [CutShort()]}, num_train_epochs=3)
 
     assert differences_after_resuming(tmp_path, build, 1, 2, 3, 5, 6) == {}
 

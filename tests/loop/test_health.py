@@ -47,11 +47,15 @@ class RecordingModel(VectorClassifier):
         return super().forward(self.dropout(x), labels)
 
 
-def recording_trainer(folder: Path, rows: Any = None, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
+def recording_trainer(
+    folder: Path, rows: Any = None, trainer_kwargs: dict[str, Any] | None = None, **changes: Any
+) -> Trainer:
     torch.manual_seed(0)
     data = Rows(make_rows()) if rows is None else rows
     kind = changes.pop("kind", Trainer)
-    return quiet_trainer(folder, RecordingModel(), kind=kind, given={"train_dataset": data, **(given or {})}, **changes)
+    return quiet_trainer(
+        folder, RecordingModel(), kind=kind, trainer_kwargs={"train_dataset": data, **(trainer_kwargs or {})}, **changes
+    )
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -145,7 +149,9 @@ def test_a_warning_has_the_share_of_optimizer_steps_without_labels(
         {"input_ids": row["input_ids"][:3], "labels": row["labels"][:3]} for row in rows
     ]
     changes = {"per_device_train_batch_size": 2, **IN_ORDER, "on_nonfinite": policy}
-    quiet_trainer(tmp_path, tiny_gpt2(), given={"train_dataset": Rows(rows)}, max_steps=7, **changes, **LOGGING).train()
+    quiet_trainer(
+        tmp_path, tiny_gpt2(), trainer_kwargs={"train_dataset": Rows(rows)}, max_steps=7, **changes, **LOGGING
+    ).train()
     shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
     faults = [text for text in warnings_in(caplog) if text not in shares]
@@ -173,7 +179,7 @@ def test_missing_labels_are_counted_for_a_model_without_num_items_in_batch(
     for row in rows[4:8]:
         row["labels"] = torch.tensor([-100, -100])
     changes = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "num_train_epochs": 1}
-    quiet_trainer(tmp_path, Tagger(), given={"train_dataset": Rows(rows)}, **IN_ORDER, **changes).train()
+    quiet_trainer(tmp_path, Tagger(), trainer_kwargs={"train_dataset": Rows(rows)}, **IN_ORDER, **changes).train()
     (message,) = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert message.startswith("1 of 3 optimizer steps so far (33.3%)")
 
@@ -232,7 +238,7 @@ def test_a_skipped_step_changes_neither_weights_nor_moments_and_the_schedule_con
     recorder = ScheduleRecorder()
     settings = {"on_nonfinite": "skip", **IN_ORDER, "max_steps": 6, **changes}
     parameters = {"callbacks": [recorder]}
-    trainer = recording_trainer(tmp_path, given=parameters, kind=kind, optim="adamw_torch", **settings)
+    trainer = recording_trainer(tmp_path, trainer_kwargs=parameters, kind=kind, optim="adamw_torch", **settings)
     trainer.train()
     rates, counts, biases = zip(*recorder.entries, strict=True)
     assert trainer.state.global_step == 6
@@ -282,7 +288,9 @@ def test_a_skipped_step_restores_buffers(tmp_path: Path, kind: type[Trainer], po
     recorder, rows = BufferRecorder(), make_rows()
     settings = {"max_steps": 5, **IN_ORDER, "gradient_accumulation_steps": 2, **SAVING}
     parameters = {"train_dataset": Rows(rows), "eval_dataset": Rows(rows[:4]), "callbacks": [recorder]}
-    trainer = quiet_trainer(tmp_path, BufferModel(), kind=kind, given=parameters, on_nonfinite=policy, **settings)
+    trainer = quiet_trainer(
+        tmp_path, BufferModel(), kind=kind, trainer_kwargs=parameters, on_nonfinite=policy, **settings
+    )
     trainer.train()
     assert all(part.isfinite().all() for buffers in recorder.after for part in buffers.values())
     # The bad row is in the second micro-batch of the second step.
@@ -424,7 +432,7 @@ def test_a_rollback_is_no_exception_to_lightning_callbacks_and_another_layout_ha
     changes = {**IN_ORDER, "on_nonfinite": "rollback"}
     recording_trainer(tmp_path, max_steps=2, **changes, **SAVING).train()
     changes |= {"max_steps": 8, "save_strategy": "steps", "save_steps": 50, "per_device_train_batch_size": 2}
-    trainer = recording_trainer(tmp_path, given={"callbacks": [ExceptionRecorder()]}, **changes)
+    trainer = recording_trainer(tmp_path, trainer_kwargs={"callbacks": [ExceptionRecorder()]}, **changes)
     trainer.train(resume_from_checkpoint=True)
     assert len(trainer.session.health.skipped_windows) == 1 and not ExceptionRecorder.exceptions
     assert caplog.text.count("which was written by another training") == 1
@@ -454,7 +462,9 @@ def test_a_rollback_ignores_a_damaged_checkpoint(tmp_path: Path, caplog: pytest.
                 Path(args.output_dir, "checkpoint-2", "optimizer.pt").write_bytes(b"")
 
     changes = {**IN_ORDER, "max_steps": 4, **SAVING}
-    trainer = recording_trainer(tmp_path, given={"callbacks": [DamageCheckpoint()]}, on_nonfinite="rollback", **changes)
+    trainer = recording_trainer(
+        tmp_path, trainer_kwargs={"callbacks": [DamageCheckpoint()]}, on_nonfinite="rollback", **changes
+    )
     trainer.train()
     assert f"Passing over the damaged checkpoint {tmp_path / 'checkpoint-2'}: optimizer.pt has 0 bytes" in caplog.text
     assert f"goes back to {tmp_path / 'checkpoint-0'}" in caplog.text and trainer.state.global_step == 4
@@ -474,7 +484,7 @@ def test_a_rollback_ignores_a_resumed_checkpoint_that_is_nonfinite_or_deleted(tm
 
     changes = {**IN_ORDER, "max_steps": 6, "on_nonfinite": "rollback", **SAVING}
     changes["save_steps"] = 50
-    trainer = recording_trainer(tmp_path / "next", given={"callbacks": [DeleteCheckpoint()]}, **changes)
+    trainer = recording_trainer(tmp_path / "next", trainer_kwargs={"callbacks": [DeleteCheckpoint()]}, **changes)
     with pytest.raises(UnhealthyTrainingError, match=r"step 4: .* has nowhere to go back to"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
@@ -527,7 +537,7 @@ def test_a_rollback_restores_the_patience_of_early_stopping(tmp_path: Path) -> N
     parameters = {"callbacks": [stopping, PatienceRecorder()], "compute_metrics": lambda _: {"score": next(scores)}}
     recording_trainer(
         tmp_path,
-        given={**parameters, "eval_dataset": Rows(vector_rows(4))},
+        trainer_kwargs={**parameters, "eval_dataset": Rows(vector_rows(4))},
         max_steps=4,
         on_nonfinite="rollback",
         **IN_ORDER,
@@ -569,7 +579,7 @@ def test_a_warning_about_a_spike_has_the_median_norm(
         "on_nonfinite": policy,
         **SAVING,
     }
-    trainer = quiet_trainer(tmp_path, Linear(), given={"train_dataset": Rows(rows)}, **changes, **LOGGING)
+    trainer = quiet_trainer(tmp_path, Linear(), trainer_kwargs={"train_dataset": Rows(rows)}, **changes, **LOGGING)
     trainer.train()
     (message,) = warnings_in(caplog)
     assert "Optimizer step 21: the gradient norm is" in message
@@ -602,7 +612,7 @@ def test_a_custom_optimizer_that_steps_in_the_backward_pass_is_refused(tmp_path:
 
     model = RecordingModel()
     parameters = {"train_dataset": Rows(vector_rows(8)), "optimizers": (Fused(model.parameters(), 0.1), None)}
-    trainer = quiet_trainer(tmp_path, model, given=parameters, on_nonfinite="skip")
+    trainer = quiet_trainer(tmp_path, model, trainer_kwargs=parameters, on_nonfinite="skip")
     with pytest.raises(ValueError, match="leaves out steps, and Fused updates weights in the backward pass"):
         trainer.train()
 

@@ -78,7 +78,7 @@ def reads_by_step(
     micro_batches = (STEPS + 2) * settings.get("gradient_accumulation_steps", 1)
     rows = (vector_rows if make_rows is None else make_rows)(4 * micro_batches)
     parameters = {"train_dataset": Rows(rows), "callbacks": [recorder]}
-    trainer = quiet_trainer(folder, model, kind=kind, given=parameters, **settings)
+    trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=parameters, **settings)
     with reads, CountedCopies(reads.of_kind):
         trainer.train()
     assert len(recorder.totals) == STEPS

@@ -52,7 +52,7 @@ def test_the_best_evaluation_is_the_same_as_in_transformers(
 def test_a_best_metric_that_is_no_number_is_named_with_its_value_and_step(tmp_path: Path, value: Any) -> None:
     trainer = quiet_trainer(
         tmp_path,
-        given={"compute_metrics": lambda _: {"quality": value}},
+        trainer_kwargs={"compute_metrics": lambda _: {"quality": value}},
         max_steps=2,
         eval_strategy="steps",
         eval_steps=1,
@@ -71,7 +71,7 @@ def test_a_number_of_any_kind_can_be_the_best_metric(tmp_path: Path, value: Any)
 def over_two_datasets(folder: Path, kind: Any = Trainer, **changes: Any) -> Any:
     datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5))}
     settings = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, **changes}
-    return quiet_trainer(folder, kind=kind, given={"eval_dataset": datasets}, **settings)
+    return quiet_trainer(folder, kind=kind, trainer_kwargs={"eval_dataset": datasets}, **settings)
 
 
 def test_a_best_metric_that_names_no_dataset_of_several_is_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) 
     assert items_in_window(facts(model_accepts_loss_kwargs=True), window, torch.device("cpu")) is None
 
 
-def loss_of(folder: Path, model: nn.Module, inputs: Any = BATCH, items: Any = None, **given: Any) -> Any:
-    trainer = quiet_trainer(folder, model, given=given)
+def loss_of(folder: Path, model: nn.Module, inputs: Any = BATCH, items: Any = None, **trainer_kwargs: Any) -> Any:
+    trainer = quiet_trainer(folder, model, trainer_kwargs=trainer_kwargs)
     return compute_loss_and_outputs(trainer, trainer.model, dict(inputs), items)
 
 
@@ -190,7 +190,9 @@ def test_a_loss_function_gets_the_labels_under_their_names(tmp_path: Path, names
         return outputs.sum()
 
     batch = {"x": torch.ones(2, 6), **dict.fromkeys(names, torch.tensor([0, 2]))}
-    trainer = quiet_trainer(tmp_path, WithoutLabels(6, 3), given={"compute_loss_func": compute_loss}, label_names=names)
+    trainer = quiet_trainer(
+        tmp_path, WithoutLabels(6, 3), trainer_kwargs={"compute_loss_func": compute_loss}, label_names=names
+    )
     trainer.compute_loss(trainer.model, dict(batch))
     assert torch.equal(got[0] if len(names) == 1 else got[0][1], batch["target"])
 

@@ -128,7 +128,7 @@ def trained(
     size, accumulation = layout
     layout_arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation}
     arguments = {**layout_arguments, **STEPWISE, **SEQUENTIAL, "loss_normalization": normalization, **changes}
-    trainer = quiet_trainer(folder, model, kind=kind, given=parameters, **arguments)
+    trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=parameters, **arguments)
     trainer.train()
     return trainer
 

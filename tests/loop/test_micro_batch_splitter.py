@@ -152,7 +152,7 @@ def test_the_number_of_rows_depends_on_their_length(tmp_path: Path) -> None:
     rows = [{"input_ids": [7] * length, "labels": index % 3} for index, length in enumerate(lengths)]
     parameters = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
     arguments = {"auto_micro_batch": True, "max_steps": 3, "train_sampling_strategy": "sequential"}
-    trainer = quiet_trainer(tmp_path, model, given=parameters, **arguments)
+    trainer = quiet_trainer(tmp_path, model, trainer_kwargs=parameters, **arguments)
     trainer.train()
     assert [size for size in sizes if size[0] * size[1] > 20] == [(4, 10)]
     assert sizes[-8:] == [(4, 10), (2, 10), (2, 10), (4, 5), *[(1, 12)] * 4]
@@ -235,10 +235,10 @@ def collate_with_offsets(samples: list[Any]) -> dict[str, torch.Tensor]:
         (Weighted, {}, "Weighted: its loss is neither a sum nor a mean"),
         (OnlyTrains, {}, r"could not be tried before the first step \(ZeroDivisionError"),
         (VectorClassifier, {"kind": StepwiseTrainer}, "an overridden training_step"),
-        (VectorClassifier, {"given": {"lightning": {"strategy": "auto"}}}, "a strategy in lightning="),
+        (VectorClassifier, {"trainer_kwargs": {"lightning": {"strategy": "auto"}}}, "a strategy in lightning="),
         (
             tiny_bert_classifier,
-            {"given": {"train_dataset": Rows(token_rows(8)), "data_collator": collate_with_offsets}},
+            {"trainer_kwargs": {"train_dataset": Rows(token_rows(8)), "data_collator": collate_with_offsets}},
             "entries of unequal length",
         ),
     ],
@@ -258,7 +258,7 @@ def test_without_a_failure_numbers_are_the_same_bit_for_bit(tmp_path: Path, bf16
         torch.manual_seed(0)
         parameters = {"train_dataset": Rows(tag_rows(24)), "data_collator": pad_tokens}
         changes = {"gradient_accumulation_steps": 2, "max_steps": 3, "bf16": bf16}
-        trainer = quiet_trainer(tmp_path, tiny_bert_tagger(), given=parameters, auto_micro_batch=on, **changes)
+        trainer = quiet_trainer(tmp_path, tiny_bert_tagger(), trainer_kwargs=parameters, auto_micro_batch=on, **changes)
         trainer.train()
         outcomes.append(seen_of(trainer))
     torch.testing.assert_close(*outcomes, rtol=0, atol=0)

@@ -103,7 +103,7 @@ def language_trainer(folder: Path, model: Any, **changes: Any) -> Any:
     return quiet_trainer(
         folder,
         model,
-        given={"train_dataset": rows, "eval_dataset": rows, "data_collator": pad_tokens},
+        trainer_kwargs={"train_dataset": rows, "eval_dataset": rows, "data_collator": pad_tokens},
         max_steps=1,
         **changes,
     )

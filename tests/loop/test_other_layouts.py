@@ -39,7 +39,7 @@ def part(
     parameters = {"callbacks": [CutAfter(steps)], "data_collator": collate}
     settings: dict[str, Any] = {"remove_unused_columns": False, "save_strategy": "no", **changes}
     data = Rows(indexed_rows()) if dataset is None else dataset
-    trainer = noisy_trainer(folder, data, kind=kind, given=parameters, **settings)
+    trainer = noisy_trainer(folder, data, kind=kind, trainer_kwargs=parameters, **settings)
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
     assert isinstance(trainer, NotingTrainer)
     return trainer
@@ -81,7 +81,7 @@ def test_smaller_steps_can_increase_the_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"per_device_train_batch_size": 6}, {"gradient_accumulation_steps": 2}], ids=str)
 def test_a_second_resume_with_the_new_layout_is_exact(tmp_path: Path, changes: dict[str, Any]) -> None:
     dataset = Rows(vector_rows(ROWS))
-    noisy_trainer(tmp_path, dataset, given={"callbacks": [CutAfter(2)]}, save_strategy="no").train()
+    noisy_trainer(tmp_path, dataset, trainer_kwargs={"callbacks": [CutAfter(2)]}, save_strategy="no").train()
     reference = noisy_trainer(tmp_path, dataset, **changes)
     reference.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for step in (3, 5):

@@ -75,7 +75,7 @@ def test_a_model_that_mixes_documents_is_refused_with_the_reason(
     tmp_path: Path, make: Any, changes: dict[str, Any], message: str
 ) -> None:
     parameters = {"train_dataset": Rows(language_rows(8)), "data_collator": pad_tokens}
-    trainer = quiet_trainer(tmp_path, make(), given=parameters, pack_to_length=20, max_steps=1, **changes)
+    trainer = quiet_trainer(tmp_path, make(), trainer_kwargs=parameters, pack_to_length=20, max_steps=1, **changes)
     with pytest.raises(ValueError, match=f"pack_to_length=20 is not possible: .*{message}"):
         trainer.train()
     assert trainer.state.global_step == 0
@@ -96,5 +96,5 @@ def test_the_check_restores_generators_and_modes(tmp_path: Path) -> None:
 
 def test_other_collators_are_not_checked(tmp_path: Path) -> None:
     parameters = {"train_dataset": Rows(token_rows(4)), "data_collator": pad_tokens}
-    trainer = quiet_trainer(tmp_path, tiny_mamba(), given=parameters)
+    trainer = quiet_trainer(tmp_path, tiny_mamba(), trainer_kwargs=parameters)
     check_packing(trainer.args, trainer.model, trainer.model, trainer.get_train_dataloader())

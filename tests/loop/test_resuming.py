@@ -30,8 +30,8 @@ def train_up_to(folder: Path, step: int, **changes: Any) -> str:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step == step
 
-    parameters = {"callbacks": [Stop()], **changes.pop("given", {})}
-    quiet_trainer(folder, **{**SAVING, "rows": 18, "num_train_epochs": 2, **changes}, given=parameters).train()
+    parameters = {"callbacks": [Stop()], **changes.pop("trainer_kwargs", {})}
+    quiet_trainer(folder, **{**SAVING, "rows": 18, "num_train_epochs": 2, **changes}, trainer_kwargs=parameters).train()
     return str(folder / f"checkpoint-{step}")
 
 
@@ -135,10 +135,10 @@ def test_the_same_training_is_resumed_without_a_warning(
 
 def test_a_longer_training_on_a_stream_has_the_same_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     parameters = {"train_dataset": Stream(vector_rows(18))}
-    checkpoint = train_up_to(tmp_path, 7, given=parameters, max_steps=8)
+    checkpoint = train_up_to(tmp_path, 7, trainer_kwargs=parameters, max_steps=8)
     caplog.clear()
     with caplog.at_level("INFO", "littrainer"):
-        trainer = resumed(tmp_path, checkpoint, given=parameters, max_steps=9)
+        trainer = resumed(tmp_path, checkpoint, trainer_kwargs=parameters, max_steps=9)
     assert f"max_steps: 9 (from args) != 8 {IN_RECORD}" in caplog.text and "micro-batches per epoch" not in caplog.text
     # The second epoch over the stream's five batches continues.
     assert trainer.state.epoch == pytest.approx(1 + 4 / 9)
@@ -180,11 +180,11 @@ def constant(quality: float) -> dict[str, Any]:
 @pytest.mark.parametrize("copied", [False, True], ids=["moved", "copied"])
 def test_the_best_checkpoint_is_found_after_the_run_was_moved(tmp_path: Path, copied: bool) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    train_up_to(old, 3, given=falling(), **BEST)
+    train_up_to(old, 3, trainer_kwargs=falling(), **BEST)
     shutil.copytree(old, new)
     if not copied:
         shutil.rmtree(old)
-    trainer = resumed(new, True, given=constant(-10.0), save_total_limit=1, **BEST)
+    trainer = resumed(new, True, trainer_kwargs=constant(-10.0), save_total_limit=1, **BEST)
     assert trainer.state.best_model_checkpoint == str(new / "checkpoint-1")
     assert [path.name for path in new.glob("checkpoint-*")] == ["checkpoint-1"]
     weights = resumed_weights(str(new / "checkpoint-1"))
@@ -193,16 +193,16 @@ def test_the_best_checkpoint_is_found_after_the_run_was_moved(tmp_path: Path, co
 
 def test_a_best_checkpoint_in_another_folder_is_no_reason_to_delete_all_here(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    checkpoint = train_up_to(old, 3, given=falling(), **BEST)
-    trainer = resumed(new, checkpoint, given=constant(-10.0), save_total_limit=1, **BEST)
+    checkpoint = train_up_to(old, 3, trainer_kwargs=falling(), **BEST)
+    trainer = resumed(new, checkpoint, trainer_kwargs=constant(-10.0), save_total_limit=1, **BEST)
     assert trainer.state.best_model_checkpoint == str(old / "checkpoint-1")
     assert (new / f"checkpoint-{trainer.state.global_step}").is_dir()
 
 
 def test_a_deleted_best_checkpoint_is_ignored_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = train_up_to(tmp_path, 3, given=falling(), **BEST)
+    checkpoint = train_up_to(tmp_path, 3, trainer_kwargs=falling(), **BEST)
     shutil.rmtree(tmp_path / "checkpoint-1")
-    trainer = resumed(tmp_path, checkpoint, given=falling(), **BEST)
+    trainer = resumed(tmp_path, checkpoint, trainer_kwargs=falling(), **BEST)
     assert "checkpoint-1, is gone" in caplog.text
     assert trainer.state.best_model_checkpoint is None and trainer.state.best_metric == 9
 
@@ -223,7 +223,7 @@ def test_a_stop_at_the_due_evaluation_ends_the_training(tmp_path: Path) -> None:
 
     settings = {"eval_strategy": "epoch"}
     checkpoint = train_up_to(tmp_path, 5, **settings)
-    trainer = resumed(tmp_path, checkpoint, given={"callbacks": [StopAtEvaluation()]}, **settings)
+    trainer = resumed(tmp_path, checkpoint, trainer_kwargs={"callbacks": [StopAtEvaluation()]}, **settings)
     assert trainer.state.global_step == 5
 
 

@@ -20,7 +20,7 @@ def test_an_epoch_without_any_batch_ends_the_training_with_a_warning(
             rows, self.done = [] if self.done else self.rows, True
             return iter([dict(row) for row in rows])
 
-    trainer = quiet_trainer(tmp_path, given={"train_dataset": OnlyOnce(vector_rows(8))}, max_steps=5)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"train_dataset": OnlyOnce(vector_rows(8))}, max_steps=5)
     assert trainer.train().global_step == 2
     assert "no batch in this epoch" in caplog.text and "step 2 of 5" in caplog.text
 
@@ -38,6 +38,6 @@ def test_the_folder_follows_an_output_dir_that_a_callback_sets(tmp_path: Path) -
         def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
             args.output_dir = str(tmp_path / "moved")
 
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Moves()]}, max_steps=1)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Moves()]}, max_steps=1)
     trainer.train()
     assert trainer.training_run.folder == str(tmp_path / "moved")

@@ -114,7 +114,9 @@ def train(folder: Path, now: Now, kind: type[Trainer] = Trainer, **changes: Any)
     rows, callback = SlowRows(vector_rows(24)), SlowCallback(now)
     rows.now = now
     parameters = {"train_dataset": rows, "callbacks": [callback]}
-    trainer = quiet_trainer(folder, SlowModel(now), kind=slow(kind, now), given=parameters, **BY_STEPS, **changes)
+    trainer = quiet_trainer(
+        folder, SlowModel(now), kind=slow(kind, now), trainer_kwargs=parameters, **BY_STEPS, **changes
+    )
     return trainer.train(), callback
 
 
@@ -188,7 +190,7 @@ def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:
     rows = token_rows(8)
     parameters = {"train_dataset": Rows(rows), "data_collator": pad_tokens}
     settings = {**BY_STEPS, "num_train_epochs": 1, "train_sampling_strategy": "sequential"}
-    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), given=parameters, **settings)
+    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), trainer_kwargs=parameters, **settings)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     lengths = [[len(row["input_ids"]) for row in rows[begin : begin + 4]] for begin in (0, 4)]

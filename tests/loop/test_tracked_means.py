@@ -50,7 +50,7 @@ def test_a_tracked_value_is_logged_as_its_mean_since_the_last_log(tmp_path: Path
         TrackingClassifier(),
         kind=TrackingTrainer,
         rows=10,
-        given={"callbacks": [callback]},
+        trainer_kwargs={"callbacks": [callback]},
         max_steps=4,
         gradient_accumulation_steps=2,
         logging_strategy="steps",

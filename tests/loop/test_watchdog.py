@@ -72,7 +72,7 @@ def test_steps_batches_of_an_evaluation_and_files_of_a_save_count_as_progress(
 
     saves = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     parameters = {"callbacks": [In(a_minute, "on_step_end", "on_prediction_step")]}
-    trainer = quiet_trainer(tmp_path, kind=Slow, given=parameters, max_steps=3, hang_timeout=100, **saves)
+    trainer = quiet_trainer(tmp_path, kind=Slow, trainer_kwargs=parameters, max_steps=3, hang_timeout=100, **saves)
     assert trainer.train().global_step == 3
     assert not (tmp_path / STACKS_NAME).exists()
 
@@ -95,7 +95,7 @@ def test_a_hung_training_ends_with_an_error_after_its_stacks_and_its_last_rows(
     handler = signal.getsignal(signal.SIGINT)
     parameters = {"callbacks": [In(wait_for_a_lock, "on_step_end")]}
     settings = {"max_steps": 3, "hang_timeout": 1, "train_sampling_strategy": "sequential"}
-    trainer = quiet_trainer(tmp_path, given=parameters, **settings)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs=parameters, **settings)
     with pytest.raises(HangError, match=r"has not moved for 1 s \(hang_timeout\), at optimizer step 1 of 3"):
         trainer.train()
     assert signal.getsignal(signal.SIGINT) is handler
@@ -115,14 +115,14 @@ def test_no_heartbeat_remains_if_a_script_catches_the_error(tmp_path: Path, monk
     monkeypatch.setenv(REPORTS, f"{os.getppid()}:{reports}")
     parameters = {"callbacks": [In(lambda: threading.Event().wait(3600), "on_step_end")]}
     with pytest.raises(HangError):
-        quiet_trainer(tmp_path, given=parameters, max_steps=3, hang_timeout=1).train()
+        quiet_trainer(tmp_path, trainer_kwargs=parameters, max_steps=3, hang_timeout=1).train()
     assert [*reports.glob(f"{HEARTBEAT_FILE}*")] == []
 
 
 def test_ctrl_c_is_the_users_while_a_training_is_watched(tmp_path: Path) -> None:
     parameters = {"callbacks": [In(lambda: os.kill(os.getpid(), signal.SIGINT), "on_step_begin")]}
     with pytest.raises(KeyboardInterrupt):
-        quiet_trainer(tmp_path, given=parameters, max_steps=3, hang_timeout=600).train()
+        quiet_trainer(tmp_path, trainer_kwargs=parameters, max_steps=3, hang_timeout=600).train()
 
 
 def test_the_command_line_overrides_the_argument_and_without_both_nothing_is_watched(

@@ -55,7 +55,9 @@ def catch_message(trainer: Trainer, method: str = "train") -> str:
 @pytest.mark.parametrize("situation", MISTAKES)
 def test_the_error_names_the_mistake_in_the_data_with_advice(tmp_path: Path, situation: str) -> None:
     row, parts = MISTAKES[situation]
-    message = catch_message(quiet_trainer(tmp_path, tiny_bert_classifier(), given={"train_dataset": Rows([row] * 4)}))
+    message = catch_message(
+        quiet_trainer(tmp_path, tiny_bert_classifier(), trainer_kwargs={"train_dataset": Rows([row] * 4)})
+    )
     assert [part for part in parts if part not in message] == []
     assert ("tokenize the dataset" in message) is (situation == "texts were not tokenized")
 
@@ -65,13 +67,15 @@ def test_the_error_names_an_argument_of_a_custom_model_with_another_name_in_the_
     tmp_path: Path, method: str
 ) -> None:
     rows = Rows([renamed(row, x="features") for row in vector_rows(4)])
-    message = catch_message(quiet_trainer(tmp_path, given={"train_dataset": rows, "eval_dataset": rows}), method)
+    message = catch_message(
+        quiet_trainer(tmp_path, trainer_kwargs={"train_dataset": rows, "eval_dataset": rows}), method
+    )
     assert "VectorClassifier.forward takes x, labels, " in message and "rename_column('features', 'x')" in message
 
 
 def test_labels_missing_in_an_evaluation_are_searched_in_the_evaluation_data(tmp_path: Path) -> None:
     rows = [renamed(row, labels="target") for row in vector_rows(4)]
-    trainer = quiet_trainer(tmp_path, given={"eval_dataset": Rows(rows)}, label_names=["labels"])
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": Rows(rows)}, label_names=["labels"])
     with pytest.raises(ValueError, match=r"rename_column\('target', 'labels'\)"):
         trainer.compute_loss(trainer.model.eval(), {"x": rows[0]["x"][None]})
 
@@ -81,5 +85,5 @@ def test_the_error_names_a_collator_that_drops_labels(tmp_path: Path) -> None:
         return {"x": rows[0]["x"][None]}
 
     assert "data_collator leaves out 'labels'" in catch_message(
-        quiet_trainer(tmp_path, given={"data_collator": forgetful})
+        quiet_trainer(tmp_path, trainer_kwargs={"data_collator": forgetful})
     )

@@ -36,14 +36,14 @@ def test_nested_trainings_are_silent(tmp_path: Path, chatter: Any) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             quiet_trainer(tmp_path / "inner", max_steps=1).train()
 
-    quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, max_steps=2).train()
+    quiet_trainer(tmp_path / "outer", trainer_kwargs={"callbacks": [TrainsAnother()]}, max_steps=2).train()
     assert chatter() == []
 
 
 def test_messages_of_a_lightning_callback_are_shown(tmp_path: Path, chatter: Any) -> None:
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(
-        tmp_path, given={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
+        tmp_path, trainer_kwargs={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
     ).train()
     (message,) = chatter()
     assert "'loss' reached" in message

@@ -42,7 +42,7 @@ def test_a_traceback_has_the_called_method_the_call_of_the_model_and_the_users_f
     error = catch_error(quiet_trainer(tmp_path, Failing()))
     assert list_frames(error) == [
         ("tests", "catch_error"),
-        ("littrainer", "with_earlier_keywords"),
+        ("littrainer", "wrapper"),
         ("littrainer", "train"),
         ("littrainer", "compute_loss_and_outputs"),
         ("torch", "_wrapped_call_impl"),
@@ -53,9 +53,11 @@ def test_a_traceback_has_the_called_method_the_call_of_the_model_and_the_users_f
 
 
 def test_an_error_of_littrainer_ends_at_the_call_that_raised_it(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"train_dataset": Rows([{"x": row["x"]} for row in vector_rows(4)])})
+    trainer = quiet_trainer(
+        tmp_path, trainer_kwargs={"train_dataset": Rows([{"x": row["x"]} for row in vector_rows(4)])}
+    )
     frames = list_frames(catch_error(trainer, kind=ValueError))
-    assert [name for _, name in frames] == ["catch_error", "with_earlier_keywords", "train", "_extract_loss"]
+    assert [name for _, name in frames] == ["catch_error", "wrapper", "train", "_extract_loss"]
 
 
 @pytest.mark.parametrize("way", ["variable", "log level"])
@@ -77,7 +79,7 @@ def test_an_error_within_an_error_is_shortened_too(tmp_path: Path) -> None:
                 raise KeyError("translated") from error
 
     failing = quiet_trainer(tmp_path / "inner", Failing())
-    error = catch_error(quiet_trainer(tmp_path, given={"callbacks": [Translating()]}), kind=KeyError)
+    error = catch_error(quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [Translating()]}), kind=KeyError)
     reason = error.__cause__
     assert isinstance(reason, UserError)
     assert "lightning" not in {package for link in (error, reason) for package, _ in list_frames(link)}

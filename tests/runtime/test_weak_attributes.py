@@ -44,7 +44,7 @@ def trained(folder: Path, times: int = 1, resumes: bool = False, evaluates: bool
 
 
 def failed(folder: Path, method: str) -> Any:
-    trainer = quiet_trainer(folder, given={"callbacks": [Failing()]}, max_steps=2)
+    trainer = quiet_trainer(folder, trainer_kwargs={"callbacks": [Failing()]}, max_steps=2)
     with pytest.raises(RuntimeError, match="broken off"):
         getattr(trainer, method)()
     return trainer
@@ -96,7 +96,7 @@ TRAININGS: dict[str, Callable[[Path], Any]] = {
     "an error in an evaluation": lambda folder: failed(folder, "evaluate"),
     "ema_decay": lambda folder: trained(folder, ema_decay=0.5, **SAVING),
     "Lightning callbacks": lambda folder: trained(
-        folder, given={"callbacks": [EMAWeightAveraging(), TQDMProgressBar()]}, evaluates=True, **SAVING
+        folder, trainer_kwargs={"callbacks": [EMAWeightAveraging(), TQDMProgressBar()]}, evaluates=True, **SAVING
     ),
     "log_speed, hang_timeout and auto_micro_batch": lambda folder: trained(
         folder, log_speed=True, hang_timeout=100.0, auto_micro_batch=True, on_nonfinite="rollback", **SAVING
@@ -126,7 +126,7 @@ def test_a_trainer_without_references_is_freed_at_once_with_its_parts(
 
 @pytest.mark.usefixtures("_collects_nothing")
 def test_the_lightning_trainer_can_be_used_without_its_trainer(tmp_path: Path) -> None:
-    lightning = trained(tmp_path, given={"callbacks": [EMAWeightAveraging()]}).lightning_trainer
+    lightning = trained(tmp_path, trainer_kwargs={"callbacks": [EMAWeightAveraging()]}).lightning_trainer
     assert lightning.global_step == 2 and lightning.fit_loop.trainer.callbacks is lightning.callbacks
     assert any(isinstance(callback, EMAWeightAveraging) for callback in lightning.callbacks)
 
@@ -138,7 +138,7 @@ def test_parts_of_a_deleted_trainer_can_be_used(tmp_path: Path) -> None:
             self.trainer = trainer
 
     holder = TrainerHolder()
-    trainer = trained(tmp_path, given={"callbacks": [holder]})
+    trainer = trained(tmp_path, trainer_kwargs={"callbacks": [holder]})
     accelerator, gradient_state = trainer.accelerator, pickle.loads(pickle.dumps(trainer.accelerator.gradient_state))
     del trainer
     assert holder.trainer.global_step == holder.trainer.fit_loop.trainer.global_step == 2

@@ -31,14 +31,14 @@ def arguments(folder: Path, kind: Any = TrainingArguments, **changes: Any) -> An
     return kind(str(folder), **{**QUIET_RUN, "max_steps": 2, **changes})
 
 
-def trainer(folder: Path, model: Any = None, data: Any = None, given: Any = None, **changes: Any) -> Trainer:
+def trainer(folder: Path, model: Any = None, data: Any = None, trainer_kwargs: Any = None, **changes: Any) -> Trainer:
     """A Trainer with what a mistake is about in the place of what would be right.
 
     Parameters:
         given: further keywords of the Trainer.
         changes: arguments.
     """
-    keywords: dict[str, Any] = {"eval_dataset": Rows(vector_rows(4)), **(given or {})}
+    keywords: dict[str, Any] = {"eval_dataset": Rows(vector_rows(4)), **(trainer_kwargs or {})}
     return Trainer(
         model=VectorClassifier() if model is None else model,
         args=arguments(folder, **changes),
@@ -58,7 +58,7 @@ MISTAKES: dict[str, Mistake] = {
     "learning_rate_as_text": lambda folder: arguments(folder, learning_rate="5e-5"),
     "unknown_interval": lambda folder: arguments(folder, eval_strategy="epochs"),
     "evaluations_without_a_dataset": lambda folder: trainer(
-        folder, given={"eval_dataset": None}, eval_strategy="epoch"
+        folder, trainer_kwargs={"eval_dataset": None}, eval_strategy="epoch"
     ),
     "best_model_without_evaluations_that_fit": lambda folder: arguments(
         folder, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps"
@@ -83,8 +83,8 @@ MISTAKES: dict[str, Mistake] = {
     "labels_as_texts": lambda folder: trainer(folder, data=[{"x": [0.0] * 6, "label": "good"}] * 8).train(),
     "empty_dataset": lambda folder: trainer(folder, data=[]).train(),
     "stream_without_max_steps": lambda folder: trainer(folder, data=Stream(vector_rows(8)), max_steps=-1),
-    "batch_as_a_list": lambda folder: trainer(folder, given={"data_collator": list}).train(),
-    "class_for_a_collator": lambda folder: trainer(folder, given={"data_collator": DataCollatorWithPadding}),
+    "batch_as_a_list": lambda folder: trainer(folder, trainer_kwargs={"data_collator": list}).train(),
+    "class_for_a_collator": lambda folder: trainer(folder, trainer_kwargs={"data_collator": DataCollatorWithPadding}),
     # Model
     "data_without_labels": lambda folder: trainer(folder, data=[{"x": row["x"]} for row in vector_rows(8)]).train(),
     "labels_out_of_range": lambda folder: trainer(folder, tiny_bert_classifier(), sentences(label=5)).train(),
@@ -121,10 +121,10 @@ MISTAKES: dict[str, Mistake] = {
         load_best_model_at_end=True,
         **EVALUATED,
     ).train(),
-    "metrics_without_names": lambda folder: trainer(folder, given={"compute_metrics": accuracy}).evaluate(),
-    "metrics_that_fail": lambda folder: trainer(folder, given={"compute_metrics": f1}).evaluate(),
+    "metrics_without_names": lambda folder: trainer(folder, trainer_kwargs={"compute_metrics": accuracy}).evaluate(),
+    "metrics_that_fail": lambda folder: trainer(folder, trainer_kwargs={"compute_metrics": f1}).evaluate(),
     "early_stopping_without_a_metric": lambda folder: trainer(
-        folder, given={"callbacks": [EarlyStoppingCallback()]}, **EVALUATED
+        folder, trainer_kwargs={"callbacks": [EarlyStoppingCallback()]}, **EVALUATED
     ).train(),
     # Checkpoints
     "checkpoint_that_is_not_there": lambda folder: trainer(folder).train(
@@ -134,8 +134,12 @@ MISTAKES: dict[str, Mistake] = {
     "folder_that_is_no_checkpoint": lambda folder: trainer(folder).train(resume_from_checkpoint=str(folder)),
     # Devices, processes and Lightning
     "shards_in_one_process": lambda folder: trainer(folder, fsdp="full_shard"),
-    "unknown_keyword_of_lightning": lambda folder: trainer(folder, given={"lightning": {"profilr": "simple"}}).train(),
-    "keyword_that_arguments_decide": lambda folder: trainer(folder, given={"lightning": {"max_epochs": 3}}).train(),
+    "unknown_keyword_of_lightning": lambda folder: trainer(
+        folder, trainer_kwargs={"lightning": {"profilr": "simple"}}
+    ).train(),
+    "keyword_that_arguments_decide": lambda folder: trainer(
+        folder, trainer_kwargs={"lightning": {"max_epochs": 3}}
+    ).train(),
     # Search
     "search_without_model_init": lambda folder: trainer(folder).hyperparameter_search(n_trials=1),
 }
@@ -154,8 +158,8 @@ def unknown_keyword_of_the_trainer(folder: Path) -> object:
 
 @mistake
 def arguments_as_a_dict(folder: Path) -> object:
-    given: Any = {"output_dir": "out"}
-    return Trainer(model=VectorClassifier(), args=given)
+    trainer_kwargs: Any = {"output_dir": "out"}
+    return Trainer(model=VectorClassifier(), args=trainer_kwargs)
 
 
 @mistake
@@ -259,7 +263,7 @@ def output_dir_that_is_a_file(folder: Path) -> object:
 def name_of_a_metric_in_lightning(folder: Path) -> object:
     from lightning.pytorch.callbacks import EarlyStopping
 
-    return trainer(folder, given={"callbacks": [EarlyStopping("val_loss")]}, **EVALUATED).train()
+    return trainer(folder, trainer_kwargs={"callbacks": [EarlyStopping("val_loss")]}, **EVALUATED).train()
 
 
 @mistake

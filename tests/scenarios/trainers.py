@@ -63,20 +63,20 @@ def quiet_trainer(
     *,
     rows: int = 10,
     kind: type[Trainer] = Trainer,
-    given: dict[str, Any] | None = None,
+    trainer_kwargs: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Trainer:
     """A Trainer over `rows` training vectors and seven evaluation vectors.
 
     Parameters:
         model: by default a classifier whose first weights are the same on every call.
-        given: keywords of the Trainer, on top of these or in their place.
+        trainer_kwargs: keywords of the Trainer, on top of these or in their place.
         changes: arguments on top of `QUIET_RUN`.
     """
     keywords: dict[str, Any] = {
         "train_dataset": Rows(vector_rows(rows)),
         "eval_dataset": Rows(vector_rows(7, seed=1)),
-        **(given or {}),
+        **(trainer_kwargs or {}),
     }
     if model is None:
         torch.manual_seed(0)

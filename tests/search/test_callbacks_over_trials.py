@@ -44,14 +44,16 @@ def search_rates(trainer: Any, *rates: float) -> Any:
 
 @pytest.mark.parametrize("kind", [PrunesFromTheTrainer, PrunesFromLightning])
 def test_a_callback_may_prune_a_trial(tmp_path: Path, kind: type, capsys: pytest.CaptureFixture[str]) -> None:
-    study = search_rates(searched_trainer(tmp_path, given={"callbacks": [kind()]}, **EVALUATED), 0.02, 0.001, 0.03)
+    study = search_rates(
+        searched_trainer(tmp_path, trainer_kwargs={"callbacks": [kind()]}, **EVALUATED), 0.02, 0.001, 0.03
+    )
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_lightning_model_checkpoint_saves_the_best_of_each_trial(tmp_path: Path) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval_loss", save_top_k=1, filename="best")
-    trainer = searched_trainer(tmp_path, given={"callbacks": [saving]}, **EVALUATED)
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [saving]}, **EVALUATED)
     paths: list[str] = []
 
     class PathRecorder(TrainerCallback):

@@ -93,7 +93,7 @@ def test_the_next_call_resumes_an_interrupted_or_killed_search(tmp_path: Path, e
                 interrupted_at.append(state.global_step)
                 raise ending
 
-    trainer = searched_trainer(tmp_path, given={"callbacks": [InterruptsOnce()]})
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [InterruptsOnce()]})
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "studies")))
     keywords = {"n_trials": 3, "storage": storage, "study_name": "s", "load_if_exists": True}
     with pytest.raises(ending):
@@ -158,7 +158,7 @@ class Failing(TrainerCallback):
 
 
 def test_a_callback_error_ends_the_search_unless_catch_contains_its_class(tmp_path: Path) -> None:
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Failing()]})
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [Failing()]})
     with pytest.raises(ValueError, match="no such thing"):
         searched(trainer, 0.01, 0.02)
     assert len(load_search_record(tmp_path).trials) == 1

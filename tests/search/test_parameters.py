@@ -65,7 +65,7 @@ def test_a_value_is_converted_to_the_type_of_its_argument(args: Any, name: str, 
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("trainer_kwargs", "expected"),
     [
         ({"learning_rate": "fast"}, "learning_rate takes float"),
         ({"optim": "sdg"}, "optim takes OptimizerNames"),
@@ -73,9 +73,9 @@ def test_a_value_is_converted_to_the_type_of_its_argument(args: Any, name: str, 
         ({"learning_rate": [0.1]}, "learning_rate takes float"),
     ],
 )
-def test_a_value_of_another_type_names_the_argument_and_its_type(args: Any, given: Any, expected: str) -> None:
+def test_a_value_of_another_type_names_the_argument_and_its_type(args: Any, trainer_kwargs: Any, expected: str) -> None:
     with pytest.raises(SearchMistake, match=rf"A trial sets .*{expected}"):
-        set_parameters(args, given)
+        set_parameters(args, trainer_kwargs)
 
 
 def test_unknown_names_are_skipped_with_a_warning(args: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,17 +92,19 @@ def test_fields_and_attributes_of_a_scripts_arguments_are_set_without_running_it
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("trainer_kwargs", "message"),
     [
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"fp16": True, "bf16": True}, "fp16 and bf16"),
         ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "load_best_model_at_end"),
     ],
 )
-def test_the_constructors_rules_are_checked_and_all_or_no_values_are_set(args: Any, given: Any, message: str) -> None:
+def test_the_constructors_rules_are_checked_and_all_or_no_values_are_set(
+    args: Any, trainer_kwargs: Any, message: str
+) -> None:
     before = dict(vars(args))
     with pytest.raises(ValueError, match=message):
-        set_parameters(args, given)
+        set_parameters(args, trainer_kwargs)
     assert vars(args) == before
 
 
@@ -116,8 +118,8 @@ def test_dependent_arguments_are_updated(args: Any) -> None:
 @pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
 def test_earlier_names_set_the_present_arguments_and_a_warmup_is_not_applied_twice(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, warmup_ratio=0.5)
-    for given, steps in (({"warmup_steps": 3}, 3), ({"warmup_ratio": 0.2}, 2), ({"learning_rate": 0.1}, 2)):
-        set_parameters(args, given)
+    for trainer_kwargs, steps in (({"warmup_steps": 3}, 3), ({"warmup_ratio": 0.2}, 2), ({"learning_rate": 0.1}, 2)):
+        set_parameters(args, trainer_kwargs)
         assert args.get_warmup_steps(10) == steps
     with pytest.warns(FutureWarning, match="per_gpu_train_batch_size"):
         set_parameters(args, {"per_gpu_train_batch_size": 2, "gradient_checkpointing": True})

@@ -57,7 +57,7 @@ def test_bad_input_is_named_before_anything_is_trained(
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             raise AssertionError("A training has begun.")
 
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Never()]})
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [Never()]})
     with pytest.raises(error, match=message):
         search(trainer, **keywords)
     assert trainer.hp_space is None
@@ -66,7 +66,7 @@ def test_bad_input_is_named_before_anything_is_trained(
 @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
 def test_missing_data_is_named_at_once(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        search(searched_trainer(tmp_path, given={name: None}))
+        search(searched_trainer(tmp_path, trainer_kwargs={name: None}))
 
 
 def test_a_subclass_that_overrides_evaluate_needs_no_eval_dataset(tmp_path: Path) -> None:
@@ -74,7 +74,10 @@ def test_a_subclass_that_overrides_evaluate_needs_no_eval_dataset(tmp_path: Path
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             return {"eval_loss": 0.5}
 
-    assert search(searched_trainer(tmp_path, kind=EvaluatingTrainer, given={"eval_dataset": None})).objective == 0.5
+    assert (
+        search(searched_trainer(tmp_path, kind=EvaluatingTrainer, trainer_kwargs={"eval_dataset": None})).objective
+        == 0.5
+    )
 
 
 def test_a_search_in_a_search_and_in_a_training_is_refused(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_a_search_in_a_search_and_in_a_training_is_refused(tmp_path: Path) -> No
                 search(trainer)
             caught.append(str(error.value))
 
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Searches()]})
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [Searches()]})
     trainer.train()
     search(trainer)
     assert len(caught) == 2
@@ -195,7 +198,7 @@ def test_a_change_within_an_argument_is_restored_and_other_containers_do_not_cha
             args.accelerator_config.even_batches = False
 
     kwargs = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 1}}
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Changes()]}, **kwargs)
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [Changes()]}, **kwargs)
     trainer.args.rows = rows = defaultdict(list, {"a": [1]})  # type: ignore[attr-defined]
     search(trainer)
     assert trainer.args.lr_scheduler_kwargs == {"num_cycles": 1} and trainer.args.accelerator_config.even_batches

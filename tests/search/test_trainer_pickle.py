@@ -34,7 +34,7 @@ def train_trainer(folder: Path, **changes: Any) -> Any:
         folder,
         eval_strategy="steps",
         eval_steps=1,
-        given={"callbacks": [follower], **changes.pop("given", {})},
+        trainer_kwargs={"callbacks": [follower], **changes.pop("trainer_kwargs", {})},
         **changes,
     )
     follower.trainer = trainer
@@ -55,7 +55,7 @@ def test_the_unpickled_trainer_has_the_same_numbers_and_callbacks(tmp_path: Path
 
 
 def test_a_lightning_callback_used_by_a_training_is_sent_too(tmp_path: Path) -> None:
-    trainer = train_trainer(tmp_path, given={"callbacks": [TQDMProgressBar()]})
+    trainer = train_trainer(tmp_path, trainer_kwargs={"callbacks": [TQDMProgressBar()]})
     unpickled = unpack(pack(trainer))
     unpickled.train()
     assert [type(callback) for callback in unpickled.lightning_callbacks] == [TQDMProgressBar]

@@ -106,7 +106,7 @@ def test_twenty_trials_end_with_the_memory_of_a_single_trial(tmp_path: Path) -> 
                 raise RuntimeError("CUDA out of memory.")
 
     trainer = searched_trainer(
-        tmp_path, model_init=new, given={"callbacks": [Remembers()]}, eval_strategy="steps", eval_steps=1
+        tmp_path, model_init=new, trainer_kwargs={"callbacks": [Remembers()]}, eval_strategy="steps", eval_steps=1
     )
     ends, counts = [], []
     # Objects of earlier tests would be counted.
@@ -139,7 +139,7 @@ def test_a_pruned_trial_stops_at_once_and_trackers_are_notified(tmp_path: Path) 
             events.append("failed")
 
     changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
-    trainer = searched_trainer(tmp_path, given={"callbacks": [EventRecorder()]}, **changes)
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [EventRecorder()]}, **changes)
     with run_as_search(trainer), pytest.raises(optuna.TrialPruned, match="Trial 1 was pruned at step 4"):
         run_trial(trainer, make_study_trial(pruned_at=4, number=1))
     assert events == ["ended at 4"]
@@ -155,7 +155,7 @@ def test_a_search_restores_the_arguments_and_frees_the_model(tmp_path: Path, end
             if ends_with is not None:
                 raise ends_with
 
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Fails()]})
+    trainer = searched_trainer(tmp_path, trainer_kwargs={"callbacks": [Fails()]})
     trainer.compute_objective = default_compute_objective
     before = dict(vars(trainer.args))
     changing = {"learning_rate": 0.05, "label_smoothing_factor": 0.2, "per_device_train_batch_size": 2, "seed": 3}

@@ -116,7 +116,7 @@ def test_each_run_of_the_sweep_is_a_trial_and_the_best_trial_is_returned(server:
     notes = RunRecorder()
     trainer = searched_trainer(
         tmp_path,
-        given={"callbacks": [notes]},
+        trainer_kwargs={"callbacks": [notes]},
         save_strategy="steps",
         save_steps=2,
         eval_strategy="steps",
@@ -209,7 +209,7 @@ def test_a_run_that_the_server_stops_is_pruned(server: Server, tmp_path: Path) -
                 raise Exception
 
     trainer = searched_trainer(
-        tmp_path, given={"callbacks": [Stopped()]}, max_steps=3, save_strategy="steps", save_steps=1
+        tmp_path, trainer_kwargs={"callbacks": [Stopped()]}, max_steps=3, save_strategy="steps", save_steps=1
     )
     best = searched(trainer, 2)
     assert [trial.state for trial in load_search_record(tmp_path).trials] == ["pruned", "complete"]

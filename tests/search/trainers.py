@@ -25,7 +25,7 @@ def searched_trainer(
     model_init: Callable[..., torch.nn.Module] = new_model,
     rows: int = 10,
     kind: type[Trainer] = Trainer,
-    given: dict[str, Any] | None = None,
+    trainer_kwargs: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Any:
     """Return a Trainer that can search, with `rows` training and seven evaluation vectors, by default for two steps.
@@ -37,7 +37,7 @@ def searched_trainer(
     keywords: dict[str, Any] = {
         "train_dataset": Rows(vector_rows(rows)),
         "eval_dataset": Rows(vector_rows(7, seed=1)),
-        **(given or {}),
+        **(trainer_kwargs or {}),
     }
     return kind(model_init=model_init, args=quiet_arguments(folder, **{"max_steps": 2, **changes}), **keywords)
 

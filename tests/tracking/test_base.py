@@ -45,7 +45,9 @@ class RecordingTracker(TrackerCallback):
 
 
 def make_trainer(folder: Path, tracker: TrackerCallback) -> Trainer:
-    return quiet_trainer(folder, given={"callbacks": [tracker]}, logging_strategy="steps", logging_steps=1, max_steps=3)
+    return quiet_trainer(
+        folder, trainer_kwargs={"callbacks": [tracker]}, logging_strategy="steps", logging_steps=1, max_steps=3
+    )
 
 
 def test_setup_is_called_once_with_its_keywords_and_each_log_is_written(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_failed_training_ends_the_run_as_failed(tmp_path: Path) -> None:
 
     recorder = RecordingLogger()
     with pytest.raises(ZeroDivisionError):
-        quiet_trainer(tmp_path, report_to=recorder, given={"callbacks": [Failing()]}).train()
+        quiet_trainer(tmp_path, report_to=recorder, trainer_kwargs={"callbacks": [Failing()]}).train()
     assert recorder.calls == ["failed"]
 
 
@@ -111,7 +111,7 @@ def test_callbacks_of_lightning_log_to_the_same_run_and_a_failure_is_a_single_wa
         tmp_path,
         report_to=[broken, recorder, "tensorboard"],
         logging_dir=str(tmp_path / "events"),
-        given={"callbacks": [LearningRateMonitor()]},
+        trainer_kwargs={"callbacks": [LearningRateMonitor()]},
         **LOGGED,
     )
     with caplog.at_level(logging.WARNING, "littrainer"):
@@ -130,7 +130,7 @@ def test_callbacks_of_lightning_log_to_the_same_run_and_a_failure_is_a_single_wa
 
 def test_a_shared_logger_finds_its_run_when_it_starts(tmp_path: Path) -> None:
     callback = TensorBoardCallback()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
+    trainer = quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [callback]}, max_steps=1)
     (shared,) = get_shared_loggers(trainer.callback_handler.callbacks)
     assert isinstance(shared, Logger)
     assert (shared.name, shared.version, shared.save_dir) == ("", "", None)

@@ -30,7 +30,9 @@ def train_at(tmp_path: Path, store: MlflowClient) -> Any:
                     at_step()
 
         logged = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": steps, **changes}
-        trainer = quiet_trainer(tmp_path / "out", report_to="mlflow", given={"callbacks": [Acting()]}, **logged)
+        trainer = quiet_trainer(
+            tmp_path / "out", report_to="mlflow", trainer_kwargs={"callbacks": [Acting()]}, **logged
+        )
         trainer.train()
         return trainer
 

@@ -114,7 +114,7 @@ def test_trackers_run_after_the_flow_and_before_the_callbacks_of_the_script(tmp_
     class UserCallback(TrainerCallback):
         pass
 
-    trainer = quiet_trainer(tmp_path, report_to=["tensorboard"], given={"callbacks": [UserCallback()]})
+    trainer = quiet_trainer(tmp_path, report_to=["tensorboard"], trainer_kwargs={"callbacks": [UserCallback()]})
     names = trainer.callback_handler.callback_list.splitlines()
     assert names == ["DefaultFlowCallback", "TensorBoardCallback", "UserCallback", "PrinterCallback"]
     trainer.remove_callback(TensorBoardCallback)

@@ -24,7 +24,7 @@ def test_a_writer_of_the_user_is_used(tmp_path: Path) -> None:
     callback = TensorBoardCallback(SummaryWriter(str(tmp_path / "mine")))
     assert callback.lightning_loggers() == []
     quiet_trainer(
-        tmp_path, max_steps=2, logging_strategy="steps", logging_steps=1, given={"callbacks": [callback]}
+        tmp_path, max_steps=2, logging_strategy="steps", logging_steps=1, trainer_kwargs={"callbacks": [callback]}
     ).train()
     assert [step for step, _ in read_events(tmp_path / "mine")["scalars"]["train/loss"]] == [1, 2]
     assert callback.tb_writer is None
@@ -58,7 +58,9 @@ def test_a_writer_is_closed_after_a_failure_and_the_next_training_creates_anothe
 
     callback = Failing()
     settings: dict[str, Any] = {"max_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, logging_dir=str(tmp_path / "events"), **settings)
+    trainer = quiet_trainer(
+        tmp_path, trainer_kwargs={"callbacks": [callback]}, logging_dir=str(tmp_path / "events"), **settings
+    )
     trainer.train()
     assert callback.tb_writer is None
     callback.fails = False

@@ -57,7 +57,7 @@ class FakeHub(Recorder):
 def train(folder: Path, space_id: str | None, **changes: Any) -> tuple[Any, TrackioCallback, FakeHub]:
     callback = TrackioCallback()
     callback._trackio = hub = FakeHub(space_id)
-    trainer = quiet_trainer(folder, given={"callbacks": [callback]}, max_steps=1, project="p", **changes)
+    trainer = quiet_trainer(folder, trainer_kwargs={"callbacks": [callback]}, max_steps=1, project="p", **changes)
     trainer.train()
     return trainer, callback, hub
 

@@ -219,7 +219,7 @@ def test_a_subclass_overrides_the_setup_of_transformers_callback(
             self._initialized = True
             self._swanlab.init(project="mine")
 
-    quiet_trainer(tmp_path, given={"callbacks": [CustomCallback()]}, max_steps=1).train()
+    quiet_trainer(tmp_path, trainer_kwargs={"callbacks": [CustomCallback()]}, max_steps=1).train()
     assert calls.select("init") == [("init", (), {"project": "mine"})]
 
 

@@ -31,7 +31,7 @@ def test_metrics_of_lightnings_callbacks_have_their_step(tmp_path: Path) -> None
         max_steps=4,
         logging_strategy="steps",
         logging_steps=2,
-        given={"callbacks": [LearningRateMonitor("step")]},
+        trainer_kwargs={"callbacks": [LearningRateMonitor("step")]},
         lightning={"log_every_n_steps": 1},
     )
     trainer.train()
@@ -103,7 +103,7 @@ def test_a_subclass_overrides_setup(tmp_path: Path) -> None:
             self._initialized = True
             self._wandb.init(project="of the subclass")
 
-    quiet_trainer(tmp_path / "out", max_steps=1, given={"callbacks": [CustomProject()]}).train()
+    quiet_trainer(tmp_path / "out", max_steps=1, trainer_kwargs={"callbacks": [CustomProject()]}).train()
     run = finish_run()
     assert run.project == "of the subclass"
     assert "max_steps" not in run.config

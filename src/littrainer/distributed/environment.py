@@ -1,6 +1,6 @@
 """Environment variables of launchers: ranks, addresses and options.
 
-Those of other launchers are copied into torchrun's, which torch, accelerate and scripts read too. `fsdp_config` and
+Variables of other launchers are copied into torchrun's, which torch, accelerate and scripts read too. `fsdp_config` and
 `parallelism_config` read further variables of `accelerate launch`.
 """
 

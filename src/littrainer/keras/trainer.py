@@ -56,7 +56,7 @@ REFUSED = {
 
 
 class KerasTrainer(Trainer):
-    """A Trainer that calls the overridable methods of its owner."""
+    """A Trainer that calls the overridable methods of a `TFTrainer`."""
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner

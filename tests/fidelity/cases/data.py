@@ -142,7 +142,7 @@ def input_tokens_counted_without_padding(side: Side) -> Record:
         tiny_gpt2(),
         language_rows,
         rows=14,
-        given={"processing_class": tiny_tokenizer()},
+        trainer_kwargs={"processing_class": tiny_tokenizer()},
         include_num_input_tokens_seen="non_padding",
         gradient_accumulation_steps=2,
     )

@@ -30,9 +30,13 @@ class Talkative(VectorClassifier):
 
 
 def trainer_with(
-    side: Side, model: nn.Module, rows: Any = None, given: dict[str, Any] | None = None, **changes: Any
+    side: Side, model: nn.Module, rows: Any = None, trainer_kwargs: dict[str, Any] | None = None, **changes: Any
 ) -> Any:
-    keywords: dict[str, Any] = {"compute_metrics": shapes_and_sums, "callbacks": [side.watcher], **(given or {})}
+    keywords: dict[str, Any] = {
+        "compute_metrics": shapes_and_sums,
+        "callbacks": [side.watcher],
+        **(trainer_kwargs or {}),
+    }
     return side.Trainer(
         model=model,
         args=side.arguments(**{"eval_strategy": "epoch", "num_train_epochs": 1, **changes}),
@@ -54,14 +58,14 @@ def make_script(
     make_model: Callable[[], nn.Module],
     make_rows: Callable[..., list[Row]] = vector_rows,
     predicted: int = 5,
-    given: dict[str, Any] | None = None,
+    trainer_kwargs: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Script:
     """Return a script that trains and then predicts so many rows."""
 
     def script(side: Side) -> Record:
         rows = None if make_rows is vector_rows else make_rows(10)
-        trainer = trainer_with(side, make_model(), rows, given, **changes)
+        trainer = trainer_with(side, make_model(), rows, trainer_kwargs, **changes)
         return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(make_rows(predicted, seed=2))))
 
     return script
@@ -76,15 +80,21 @@ add_scripts(
     {
         "nested_outputs_joined": make_script(Talkative),
         "nested_outputs_kept_by_batch_and_moved_to_the_host": make_script(
-            Talkative, predicted=8, given=WITHOUT_METRICS, eval_do_concat_batches=False, eval_accumulation_steps=2
+            Talkative,
+            predicted=8,
+            trainer_kwargs=WITHOUT_METRICS,
+            eval_do_concat_batches=False,
+            eval_accumulation_steps=2,
         ),
         "outputs_of_unequal_length_in_three_dimensions": make_script(
-            tiny_bert_tagger, tag_rows, 8, given={"data_collator": pad_tokens}, eval_accumulation_steps=1
+            tiny_bert_tagger, tag_rows, 8, trainer_kwargs={"data_collator": pad_tokens}, eval_accumulation_steps=1
         ),
         "objects_gathered": make_script(VectorClassifier, eval_use_gather_object=True),
-        "logits_flattened_to_tokens_before_they_are_gathered": make_script(tiny_gpt2, language_rows, given=FLATTENING),
+        "logits_flattened_to_tokens_before_they_are_gathered": make_script(
+            tiny_gpt2, language_rows, trainer_kwargs=FLATTENING
+        ),
         "a_model_that_returns_a_plain_tensor": make_script(
-            LossOfEachRow, given=WITHOUT_METRICS, gradient_accumulation_steps=2
+            LossOfEachRow, trainer_kwargs=WITHOUT_METRICS, gradient_accumulation_steps=2
         ),
     },
     predicts=True,
@@ -129,7 +139,7 @@ def labels_of_several_names(side: Side) -> Record:
         side,
         SpanFinder(),
         rows,
-        given={"compute_metrics": hits},
+        trainer_kwargs={"compute_metrics": hits},
         label_names=["start_positions", "end_positions"],
     )
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(rows[:4])))
@@ -149,7 +159,7 @@ def metrics_summed_up_batch_by_batch_from_inputs_and_losses(side: Side) -> Recor
     trainer = trainer_with(
         side,
         Vectors(),
-        given={"compute_metrics": summing},
+        trainer_kwargs={"compute_metrics": summing},
         batch_eval_metrics=True,
         include_for_metrics=["inputs", "loss"],
     )
@@ -164,7 +174,7 @@ def metrics_of_other_kinds_than_numbers(side: Side) -> Record:
     trainer = trainer_with(
         side,
         VectorClassifier(),
-        given={"compute_metrics": described},
+        trainer_kwargs={"compute_metrics": described},
         save_strategy="epoch",
         metric_for_best_model="accuracy",
         load_best_model_at_end=True,
@@ -175,7 +185,9 @@ def metrics_of_other_kinds_than_numbers(side: Side) -> Record:
 @scenario()
 def arrays_as_metrics_where_nothing_is_saved(side: Side) -> Record:
     trainer = trainer_with(
-        side, VectorClassifier(), given={"compute_metrics": lambda prediction: {"column": prediction.label_ids}}
+        side,
+        VectorClassifier(),
+        trainer_kwargs={"compute_metrics": lambda prediction: {"column": prediction.label_ids}},
     )
     return side.train(trainer)
 

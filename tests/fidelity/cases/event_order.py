@@ -32,23 +32,25 @@ STEERABLE = (
 )
 
 
-def snapshot(event: str, state: Any, control: Any, given: dict[str, Any]) -> dict[str, Any]:
+def snapshot(event: str, state: Any, control: Any, trainer_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A callback's view at an event."""
-    model, optimizer, schedule = given["model"], given["optimizer"], given["lr_scheduler"]
+    model, optimizer, schedule = trainer_kwargs["model"], trainer_kwargs["optimizer"], trainer_kwargs["lr_scheduler"]
     state_fields = {entry.name: getattr(state, entry.name) for entry in dataclasses.fields(state)}
     return {
         "event": event,
         "state": plain({name: value for name, value in state_fields.items() if name != "log_history"}),
         "logged": len(state.log_history),
         "control": control_flags(control),
-        "given": {name: value is not None for name, value in given.items()},
-        "payload": plain({name: dict(given[name]) for name in ("logs", "metrics") if name in given}),
+        "trainer_kwargs": {name: value is not None for name, value in trainer_kwargs.items()},
+        "payload": plain({name: dict(trainer_kwargs[name]) for name in ("logs", "metrics") if name in trainer_kwargs}),
         "gradients": [parameter.grad is not None for parameter in model.parameters()],
         "is_training": model.training if event in WITHIN_A_STEP else None,
         "learning_rates": [group["lr"] for group in optimizer.param_groups] if optimizer is not None else None,
         "schedule": None if schedule is None else (schedule.last_epoch, schedule.get_last_lr()),
         "batches": [
-            None if given[name] is None or not hasattr(given[name].dataset, "__len__") else len(given[name])
+            None
+            if trainer_kwargs[name] is None or not hasattr(trainer_kwargs[name].dataset, "__len__")
+            else len(trainer_kwargs[name])
             for name in ("train_dataloader", "eval_dataloader")
         ],
     }
@@ -66,8 +68,8 @@ def scribe(base: Any) -> Any:
             self.seen: list[dict[str, Any]] = []
 
     def note(event: str) -> Any:
-        def on_event(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.seen.append(snapshot(event, state, control, given))
+        def on_event(self: Any, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
+            self.seen.append(snapshot(event, state, control, trainer_kwargs))
 
         return on_event
 
@@ -208,7 +210,7 @@ def setting(side: Side, event: str, flag: str) -> Any:
     class Setting(side.TrainerCallback):  # type: ignore[name-defined]
         times = 0
 
-    def on_event(self: Any, args: Any, state: Any, control: Any, **given: Any) -> Any:
+    def on_event(self: Any, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> Any:
         self.times += 1
         if self.times == often:
             setattr(control, flag, True)
@@ -261,7 +263,7 @@ add_scripts(
 @scenario(extra=True)
 def training_stopped_by_an_evaluation_at_its_start(side: Side) -> Record:
     class Stopping(side.TrainerCallback):  # type: ignore[name-defined]
-        def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_evaluate(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
             control.should_training_stop = True
 
     return recorded(side, Stopping(), eval_on_start=True, gradient_accumulation_steps=2)
@@ -273,16 +275,16 @@ def callbacks_that_come_and_go_during_events(side: Side) -> Record:
     order: list[Any] = []
 
     class Guest(Base):
-        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
             order.append(("guest", state.global_step))
             if state.global_step == 4:
                 trainer.remove_callback(Guest)
 
-        def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_log(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
             order.append(("guest logs", state.global_step))
 
     class Host(Base):
-        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
             order.append(("host", state.global_step))
             if state.global_step == 2:
                 trainer.add_callback(Guest)
@@ -290,7 +292,7 @@ def callbacks_that_come_and_go_during_events(side: Side) -> Record:
                 order.append(("popped", type(trainer.pop_callback(self)).__name__))
 
     class Neighbour(Base):
-        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
             order.append(("neighbour", state.global_step))
 
     notes = scribe(Base)
@@ -308,10 +310,10 @@ def callbacks_that_come_and_go_during_events(side: Side) -> Record:
 @scenario(extra=True)
 def control_exchanged_by_a_callback(side: Side) -> Record:
     class Exchanging(side.TrainerCallback):  # type: ignore[name-defined]
-        def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> Any:
             return side.TrainerControl(should_log=state.global_step == 2, should_evaluate=state.global_step == 1)
 
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> Any:
             return side.TrainerControl(should_training_stop=True, should_log=True)
 
     return recorded(side, Exchanging(), logging_strategy="no")
@@ -320,12 +322,12 @@ def control_exchanged_by_a_callback(side: Side) -> Record:
 @scenario(extra=True)
 def events_with_parameters_frozen_by_a_callback(side: Side) -> Record:
     class Freezing(side.TrainerCallback):  # type: ignore[name-defined]
-        def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            parameters = list(given["model"].parameters())
+        def on_step_begin(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
+            parameters = list(trainer_kwargs["model"].parameters())
             parameters[0].requires_grad_(state.global_step % 2 == 0)
 
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            for group in given["optimizer"].param_groups:
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **trainer_kwargs: Any) -> None:
+            for group in trainer_kwargs["optimizer"].param_groups:
                 group["lr"] = 0.5 * group["lr"]
 
     return recorded(side, Freezing(), gradient_accumulation_steps=2, rows=18)

@@ -106,7 +106,7 @@ class OldCheckpointing(VectorClassifier):
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **kwargs: Any) -> None:
         self.checkpoints = True
-        self.given = (gradient_checkpointing_kwargs, kwargs)
+        self.trainer_kwargs = (gradient_checkpointing_kwargs, kwargs)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         if not self.checkpoints:
@@ -121,7 +121,7 @@ def gradient_checkpointing_of_a_model_with_its_old_name(side: Side) -> Record:
         model, rows=8, gradient_checkpointing=True, gradient_checkpointing_kwargs={"a": 1, "offload": True}
     )
     trained = trainer.train()
-    return side.record(trainer, trained, extra={"given": model.given})
+    return side.record(trainer, trained, extra={"trainer_kwargs": model.trainer_kwargs})
 
 
 @scenario(extra=True)

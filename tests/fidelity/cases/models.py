@@ -80,7 +80,7 @@ def loss_from_compute_loss_func(side: Side) -> Record:
         side.vector_trainer(
             LogitsOnly(),
             eval_rows=5,
-            given={"compute_loss_func": summed_loss},
+            trainer_kwargs={"compute_loss_func": summed_loss},
             gradient_accumulation_steps=2,
             eval_strategy="epoch",
             remove_unused_columns=False,

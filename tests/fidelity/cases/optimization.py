@@ -114,7 +114,7 @@ def optimizer_and_schedule_passed_in(side: Side) -> Record:
         side.vector_trainer(
             model,
             rows=16,
-            given={"optimizers": (optimizer, schedule)},
+            trainer_kwargs={"optimizers": (optimizer, schedule)},
             save_strategy="epoch",
             lr_scheduler_type="cosine",
             weight_decay=0.5,
@@ -128,13 +128,15 @@ def optimizer_passed_in_without_a_schedule(side: Side) -> Record:
     optimizer = torch.optim.Adam(
         [{"params": model.inner.parameters(), "lr": 0.1}, {"params": model.head.parameters(), "lr": 0.01}]
     )
-    return side.train(side.vector_trainer(model, rows=16, given={"optimizers": (optimizer, None)}, warmup_steps=2))
+    return side.train(
+        side.vector_trainer(model, rows=16, trainer_kwargs={"optimizers": (optimizer, None)}, warmup_steps=2)
+    )
 
 
 @scenario()
 def get_optimizer_class_and_keywords(side: Side) -> Record:
     return side.train(
-        side.vector_trainer(rows=16, given={"optimizer_cls_and_kwargs": (torch.optim.Adamax, {"lr": 0.02})})
+        side.vector_trainer(rows=16, trainer_kwargs={"optimizer_cls_and_kwargs": (torch.optim.Adamax, {"lr": 0.02})})
     )
 
 
@@ -145,7 +147,9 @@ def optimizer_made_by_a_factory(side: Side) -> Record:
             return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
 
     return side.train(
-        side.vector_trainer(rows=16, given={"optimizer_cls_and_kwargs": (Split, {"lr": 0.02})}, save_strategy="epoch")
+        side.vector_trainer(
+            rows=16, trainer_kwargs={"optimizer_cls_and_kwargs": (Split, {"lr": 0.02})}, save_strategy="epoch"
+        )
     )
 
 
@@ -161,7 +165,7 @@ def adafactor_and_greedy_schedule_of_transformers_passed_in(side: Side) -> Recor
             model,
             rows=16,
             eval_rows=5,
-            given={"optimizers": (optimizer, schedule)},
+            trainer_kwargs={"optimizers": (optimizer, schedule)},
             save_strategy="epoch",
             eval_strategy="steps",
             eval_steps=2,

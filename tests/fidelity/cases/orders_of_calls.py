@@ -64,12 +64,12 @@ class Script:
 
     def make_trainer(self, model: Any) -> Any:
         choose = self.source.choice
-        given = choose([{"model": model}, {"model": model}, {"model_init": lambda: NoisyClassifier()}])
+        trainer_kwargs = choose([{"model": model}, {"model": model}, {"model_init": lambda: NoisyClassifier()}])
         saving = "no" if self.draws else choose(["epoch", "steps"])
         # On resuming transformers skips events due at the end of an epoch whose checkpoint was written earlier.
         strategy = choose(["no", "steps"] if saving == "steps" else ["no", "epoch", "steps"])
         trainer = self.side.Trainer(
-            **given,
+            **trainer_kwargs,
             args=self.side.arguments(
                 num_train_epochs=choose([1, 2]),
                 # A finished training that is resumed takes a further step in transformers if it ended within an epoch.
@@ -112,11 +112,11 @@ class Script:
         return self.train(**how)
 
     def train_on_data_that_breaks(self) -> Any:
-        given, self.trainer.train_dataset = self.trainer.train_dataset, self.failing_rows()
+        trainer_kwargs, self.trainer.train_dataset = self.trainer.train_dataset, self.failing_rows()
         try:
             return self.trainer.train()
         finally:
-            self.trainer.train_dataset = given
+            self.trainer.train_dataset = trainer_kwargs
 
     def read(self, loader: Any) -> Any:
         number = self.source.choice([None, 1, 2])

@@ -43,7 +43,7 @@ def bf16_with_a_loss_computed_from_the_outputs(side: Side) -> Record:
         side.vector_trainer(
             LogitsOnly(),
             eval_rows=5,
-            given={"compute_loss_func": summed_loss},
+            trainer_kwargs={"compute_loss_func": summed_loss},
             bf16=True,
             gradient_accumulation_steps=2,
             eval_strategy="epoch",

@@ -29,7 +29,7 @@ def make_script(changes: dict[str, Any], **events: Any) -> Script:
 
             return method
 
-        methods = {name: event(*given) for name, given in events.items()}
+        methods = {name: event(*trainer_kwargs) for name, trainer_kwargs in events.items()}
         callback = type("Replacing", (side.TrainerCallback,), methods)()
         trainer = side.vector_trainer(callbacks=[callback], **changes)
         return side.train(trainer)

@@ -21,11 +21,11 @@ def interrupt_and_resume(side: Side, dataset: Any, resume_from: Any, model: Any 
     """Train up to a checkpoint, then resume with a fresh Trainer and a fresh model."""
     build = model or NoisyClassifier
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "data_collator": None, **changes}
-    given = {"data_collator": settings.pop("data_collator")}
+    keywords = {"data_collator": settings.pop("data_collator")}
 
     def trainer(*callbacks: Any) -> Any:
         return side.vector_trainer(
-            build(), train_dataset=dataset, eval_rows=5, callbacks=callbacks, given=given, **settings
+            build(), train_dataset=dataset, eval_rows=5, callbacks=callbacks, trainer_kwargs=keywords, **settings
         )
 
     first = trainer(raising(side, "on_step_end", 3, "should_training_stop")).train()

@@ -22,7 +22,7 @@ def results_of_a_script(side: Side) -> Record:
         tiny_bert_classifier(),
         token_rows,
         compute_metrics=accuracy,
-        given={"processing_class": tiny_tokenizer()},
+        trainer_kwargs={"processing_class": tiny_tokenizer()},
         num_train_epochs=1,
     )
     output = trainer.train()

@@ -32,7 +32,7 @@ def translating_trainer(side: Side, model: Any = None, keywords: dict[str, Any] 
         keywords: of the Trainer, instead of those here.
         changes: of the arguments.
     """
-    given = {
+    trainer_kwargs = {
         "model": tiny_t5() if model is None else model,
         "data_collator": pad_translations,
         "train_dataset": Rows(translation_rows(10)),
@@ -42,7 +42,7 @@ def translating_trainer(side: Side, model: Any = None, keywords: dict[str, Any] 
         **(keywords or {}),
     }
     settings = {"predict_with_generate": True, "generation_max_length": 9, "num_train_epochs": 1, **changes}
-    return side.Seq2SeqTrainer(args=side.seq2seq_arguments(**settings), **given)
+    return side.Seq2SeqTrainer(args=side.seq2seq_arguments(**settings), **trainer_kwargs)
 
 
 def questions(count: int = 5) -> Rows:

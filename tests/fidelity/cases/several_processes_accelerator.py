@@ -48,8 +48,8 @@ def shares(accelerator: Any) -> list[Any]:
     for collection in collections:
         for padded in (False, True):
             # accelerate puts the share into the dict that it is given.
-            given = dict(collection) if isinstance(collection, dict) else collection
-            with accelerator.split_between_processes(given, apply_padding=padded) as share:
+            trainer_kwargs = dict(collection) if isinstance(collection, dict) else collection
+            with accelerator.split_between_processes(trainer_kwargs, apply_padding=padded) as share:
                 results.append(share.to_dict() if isinstance(share, Dataset) else share)
     return results
 

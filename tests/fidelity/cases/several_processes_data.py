@@ -101,7 +101,12 @@ for _name, _script in SHARED.items():
 
 def language(side: Side, **changes: Any) -> Record:
     trainer = side.token_trainer(
-        tiny_gpt2(), language_rows, rows=40, eval_rows=11, given={"processing_class": tiny_tokenizer()}, **changes
+        tiny_gpt2(),
+        language_rows,
+        rows=40,
+        eval_rows=11,
+        trainer_kwargs={"processing_class": tiny_tokenizer()},
+        **changes,
     )
     return side.record(trainer, trainer.train(), trainer.evaluate())
 

@@ -46,24 +46,28 @@ class EventNotes(TrainerCallback):
     def __init__(self):
         self.notes = []
 
-    def note(self, event, args, state, **given):
-        kinds = {name: type(value).__name__ for name, value in given.items() if name.rpartition("_")[2] == "model"}
-        self.notes.append([event, type(args).__name__, type(given["st_args"]).__name__, state.global_step, kinds])
+    def note(self, event, args, state, **trainer_kwargs):
+        kinds = {
+            name: type(value).__name__ for name, value in trainer_kwargs.items() if name.rpartition("_")[2] == "model"
+        }
+        self.notes.append(
+            [event, type(args).__name__, type(trainer_kwargs["st_args"]).__name__, state.global_step, kinds]
+        )
 
-    def on_init_end(self, args, state, control, **given):
-        self.note("init_end", args, state, **given)
+    def on_init_end(self, args, state, control, **trainer_kwargs):
+        self.note("init_end", args, state, **trainer_kwargs)
 
-    def on_train_begin(self, args, state, control, **given):
-        self.note("train_begin", args, state, **given)
+    def on_train_begin(self, args, state, control, **trainer_kwargs):
+        self.note("train_begin", args, state, **trainer_kwargs)
 
-    def on_step_end(self, args, state, control, optimizer, lr_scheduler, **given):
+    def on_step_end(self, args, state, control, optimizer, lr_scheduler, **trainer_kwargs):
         self.notes.append(["rate", optimizer.param_groups[0]["lr"], lr_scheduler.get_last_lr()])
 
-    def on_evaluate(self, args, state, control, metrics, **given):
+    def on_evaluate(self, args, state, control, metrics, **trainer_kwargs):
         self.notes.append(["evaluate", *(name for name in metrics if "runtime" not in name)])
 
-    def on_train_end(self, args, state, control, **given):
-        self.note("train_end", args, state, **given)
+    def on_train_end(self, args, state, control, **trainer_kwargs):
+        self.note("train_end", args, state, **trainer_kwargs)
 
 
 def finish(trainer, name, notes=None, held_out=None, **keywords):
