@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections import Counter
 from pathlib import Path
 
@@ -32,9 +33,32 @@ MAY_IMPORT = {
 KNOW_PROTECTED_NAMES_OF_LIGHTNING = {
     f"littrainer.lightning_adapter.{name}" for name in ("fast_training_loop", "lightning_internals")
 }
+# Module -> its state, which belongs to the process: process groups, workers, caches and handlers.
+STATE_OF_THE_PROCESS = {
+    "checkpoint.checksums": {"_manifest_cache"},
+    "checkpoint.distributed_resume": {"_trainings"},
+    "checkpoint.run_record": {"_last_written"},
+    "checkpoint.store": {"_locked_stores"},
+    "checkpoint.verification": {"_findings_cache"},
+    "compat.accelerator.facade": {"_log_once"},
+    "data.loaders": {"_active_loaders"},
+    "data.samplers": {"_lengths_cache"},
+    "data.workers": {"_handled", "_workers"},
+    "distributed.collectives": {"_host_group", "_barrier_count", "_open_blocks"},
+    "distributed.failures": {"_store", "_peers", "_stacks"},
+    "distributed.group": {"_reporting_group"},
+    "hub.push_to_hub": {"_active_pushes"},
+    "lightning_adapter.torchmetrics_on_demand": {"_removal_lock"},
+    "loop.tracked_means": {"_current_means"},
+    "redirection.redirect": {"_default_gc_threshold"},
+    "runtime.log_filter": {"_filters_lock"},
+    "runtime.log_levels": {"_console"},
+    "runtime.tracebacks": {"_reports", "_handled"},
+}
 # These may shrink; what makes one of them larger has to take less of the Trainer, or be merged.
 MOST_FUNCTIONS_HANDED_THE_TRAINER = 79
 MOST_PRIVATE_NAMES_OF_THE_TRAINER = 17
+MAX_UNTYPED_TRAINERS = 17
 WRITTEN_FROM_OUTSIDE = {"args", "control", "model", "model_wrapped", "session", "state"}
 MOST_FILES_BELOW_40_LINES_OF_CODE = 23
 
@@ -79,6 +103,12 @@ def test_each_package_has_its_place_in_the_order() -> None:
     assert found == set(PACKAGES), f"Put it in its place in PACKAGES, or merge it: {found ^ set(PACKAGES)}"
 
 
+def test_files_import_each_other_in_no_circle() -> None:
+    # An __init__ of a package is imported for its submodules.
+    graph = {module: imported(tree) & TREES.keys() - {module} for module, tree in TREES.items()}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 def test_only_the_top_imports_the_trainer() -> None:
     found = [
         module
@@ -108,6 +138,34 @@ def test_protected_names_of_lightning_are_imported_where_tests_compare_them() ->
         if alias.name.startswith("_") and alias.name[1] != "_" and module not in KNOW_PROTECTED_NAMES_OF_LIGHTNING
     }
     assert not found, f"Move it to lightning_internals.py, with a test in tests/lightning_adapter: {found}"
+
+
+def state_of(tree: ast.Module) -> set[str]:
+    """Return the names that functions rebind by `global`, and assigned names that are neither constants nor public."""
+    rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    targets = (
+        target
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    return rebound | {name for name in names if name.islower() and name[0] == "_" != name[1]}
+
+
+def test_modules_keep_no_state_of_a_training() -> None:
+    found = {module.partition(".")[2]: state for module, tree in TREES.items() if (state := state_of(tree))}
+    assert found == STATE_OF_THE_PROCESS, "Keep it in the session, or in the object that owns it."
+
+
+def test_methods_have_typed_receivers() -> None:
+    untyped = Counter(
+        node.arg
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
+    )
+    assert untyped["self"] == 0 and untyped["trainer"] <= MAX_UNTYPED_TRAINERS
 
 
 def modules_with(*attributes: str, is_assigned: bool = False) -> set[str]:

@@ -10,7 +10,8 @@ from accelerate.state import AcceleratorState, PartialState
 from transformers.trainer_pt_utils import AcceleratorConfig as TransformersConfig
 
 from littrainer.arguments import TrainingArguments
-from littrainer.arguments.accelerator_config import AcceleratorConfig, normalize_accelerator_config
+from littrainer.arguments.accelerator_config import AcceleratorConfig
+from littrainer.loop.checks import normalize_accelerator_config
 
 
 def test_the_entries_equal_those_of_transformers_and_are_read_from_a_file_or_an_object(tmp_path: Path) -> None:

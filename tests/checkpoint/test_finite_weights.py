@@ -14,8 +14,8 @@ from transformers import DataCollatorForTokenClassification
 
 from littrainer import TrainerCallback
 from littrainer.checkpoint.checksums import update_manifest, write_manifest
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
-from littrainer.checkpoint.verification import get_last_checkpoint, readable_manifest
+from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume, get_last_checkpoint
+from littrainer.checkpoint.verification import readable_manifest
 from littrainer.checkpoint.weights import find_nonfinite_weights
 from tests.scenarios.data import tag_rows, tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_tagger, tiny_lora_tagger

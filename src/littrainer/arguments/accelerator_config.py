@@ -16,8 +16,6 @@ from littrainer.arguments.json_values import read_json_object
 if TYPE_CHECKING:
     import torch
 
-    from littrainer.arguments.fields import ArgumentFields
-
 logger = logging.getLogger(__name__)
 
 ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
@@ -109,22 +107,3 @@ def get_configured_device() -> torch.device:
             "a PartialState before the arguments, or leave use_configured_state at False."
         )
     return partial_state().device
-
-
-def normalize_accelerator_config(args: ArgumentFields) -> None:
-    """Convert the config and let its `num_steps` replace a `gradient_accumulation_steps` of 1."""
-    config = args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
-    steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
-    if args.gradient_accumulation_steps == 1:
-        args.gradient_accumulation_steps = steps
-    elif steps != args.gradient_accumulation_steps:
-        raise ValueError(
-            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and accelerator_config asks for "
-            f"gradient_accumulation_kwargs={{'num_steps': {steps}}}. Set only one of them."
-        )
-    if config.non_blocking and not args.dataloader_pin_memory:
-        logger.warning(
-            "accelerator_config has non_blocking=True, and copies from memory that is not pinned block anyway; set "
-            "dataloader_pin_memory=True."
-        )

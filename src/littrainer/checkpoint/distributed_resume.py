@@ -23,13 +23,12 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     checkpoint_step,
 )
-from littrainer.checkpoint.remote import download_checkpoint
+from littrainer.checkpoint.remote import download_checkpoint, download_newest
 from littrainer.checkpoint.store import get_store
 from littrainer.checkpoint.verification import (
     damage_in,
     find_last_intact,
     find_missing,
-    get_last_checkpoint,
     refuse_damage,
 )
 from littrainer.distributed.collectives import (
@@ -60,6 +59,26 @@ AUTO = "auto"
 LAST_CHECKPOINT = "last-checkpoint"
 NO_SUCH_FOLDER = "finds no such folder"
 _trainings = itertools.count()
+
+
+def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
+    """Return the intact checkpoint with the highest step in a folder from which training can resume, or None.
+
+    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest checkpoint
+    there is downloaded first.
+
+    Parameters:
+        folder: an output folder with `checkpoint-<step>` folders, or its URL.
+        without: names of checkpoints to skip.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        RemoteFolderError: an object at the URL could not be read.
+    """
+    folder = local_folder(os.fspath(folder))
+    if get_remote_url(folder) is not None:
+        without = {*without, *download_newest(folder, without)}
+    return find_last_intact(folder, without)
 
 
 def choose_checkpoint(

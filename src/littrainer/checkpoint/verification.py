@@ -39,7 +39,6 @@ from littrainer.checkpoint.layout import (
     list_checkpoints,
     read_shard_names,
 )
-from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 logger = logging.getLogger(__name__)
 
@@ -270,28 +269,6 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
     re.compile(r"(littrainer_.*|lightning_state)\.pt"): find_archive_damage,
     re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): find_archive_damage,
 }
-
-
-def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Return the intact checkpoint with the highest step in a folder from which training can resume, or None.
-
-    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest checkpoint
-    there is downloaded first.
-
-    Parameters:
-        folder: an output folder with `checkpoint-<step>` folders, or its URL.
-        without: names of checkpoints to skip.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        RemoteFolderError: an object at the URL could not be read.
-    """
-    folder = local_folder(os.fspath(folder))
-    if get_remote_url(folder) is not None:
-        from littrainer.checkpoint.remote import download_newest
-
-        without = {*without, *download_newest(folder, without)}
-    return find_last_intact(folder, without)
 
 
 def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str | None:

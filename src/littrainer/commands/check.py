@@ -48,7 +48,7 @@ def check_program(program: Sequence[str]) -> int:
     exit_process, process_id, checks = os._exit, os.getpid(), list[TrainingCheck]()
     os.environ[CHECKED_PROCESS] = str(process_id)
 
-    def check_instead(self: Any, *args: Any, trial: Any = None, **keywords: Any) -> None:
+    def check_instead(trained: Trainer, *args: Any, trial: Any = None, **keywords: Any) -> None:
         trainer_class.train, is_interrupted = train, False
         frames, script = traceback.extract_stack(), os.path.abspath(name)
         lines = [f", line {frame.lineno}," for frame in frames if os.path.abspath(frame.filename) == script]
@@ -58,16 +58,16 @@ def check_program(program: Sequence[str]) -> int:
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
-            checks.append(TrainingCheck(self, f"{training}; what the script does after it was not run"))
+            checks.append(TrainingCheck(trained, f"{training}; what the script does after it was not run"))
             report = checks[-1].run(True)
         except (Exception, SystemExit) as error:
             status = reject("check", f"this training cannot be checked: {type(error).__name__}: {error}")
         else:
             status, is_interrupted = 0 if report.ok else WOULD_FAIL, report.is_interrupted
-            if self.args.process_index == 0:
+            if trained.args.process_index == 0:
                 print(report, file=page, flush=True)
             elif is_interrupted:
-                print(f"process {self.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
+                print(f"process {trained.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
         folders.close()
         vars(os)["_exit"] = exit_process
         # If other processes wait in a collective call, exit functions of this process might wait too.

@@ -69,11 +69,11 @@ def redirect(kind: Any, name: str, folder: str) -> None:
     method = getattr(kind, name)
 
     @functools.wraps(method)
-    def redirect_and_call(self: Any, *positional: Any, **keywords: Any) -> Any:
-        for args in (self, getattr(self, "args", None), *positional, *keywords.values()):
+    def redirect_and_call(instance: Any, *positional: Any, **keywords: Any) -> Any:
+        for args in (instance, getattr(instance, "args", None), *positional, *keywords.values()):
             if hasattr(args, "report_to"):
                 args.output_dir, args.push_to_hub, args.report_to = folder, False, []
-        return method(self, *positional, **keywords)
+        return method(instance, *positional, **keywords)
 
     setattr(kind, name, redirect_and_call)
 
@@ -83,22 +83,22 @@ def record(kind: Any, callbacks: str, steps: int) -> None:
     train = kind.train
 
     @functools.wraps(train)
-    def train_and_end(self: Any, *positional: Any, **keywords: Any) -> None:
-        args, handler = self.args, self.callback_handler
+    def train_and_end(trained: Any, *positional: Any, **keywords: Any) -> None:
+        args, handler = trained.args, trained.callback_handler
         args.logging_strategy, args.logging_steps = type(args.logging_strategy)("steps"), 1
         handler.callbacks[:] = [
             callback
             for callback in handler.callbacks
             if not any(base.__module__.startswith(TRACKERS) for base in type(callback).__mro__)
         ]
-        has_evaluation = self.eval_dataset is not None or args.eval_strategy != "no"
+        has_evaluation = trained.eval_dataset is not None or args.eval_strategy != "no"
         base = importlib.import_module(callbacks).TrainerCallback
-        self.add_callback(create_stopping_callback(base, steps, has_evaluation))
+        trained.add_callback(create_stopping_callback(base, steps, has_evaluation))
         # resume_from_checkpoint=True means the newest checkpoint in output_dir, and the redirected folder has none.
         positional = tuple(None if value is True else value for value in positional)
-        train(self, *positional, **{name: None if value is True else value for name, value in keywords.items()})
-        self.save_model()
-        self.save_state()
+        train(trained, *positional, **{name: None if value is True else value for name, value in keywords.items()})
+        trained.save_model()
+        trained.save_state()
         end_process(0)
 
     kind.train = train_and_end

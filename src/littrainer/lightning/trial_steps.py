@@ -17,7 +17,8 @@ from littrainer.data.limits import DEVELOPMENT_RUN, check_order_is_fixed, is_ove
 from littrainer.data.loaders import find_batch_size
 from littrainer.data.resume.progress import get_generator_states, set_generator_states
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
-from littrainer.lightning_adapter.run_lightning import TrainerContext, fit
+from littrainer.lightning_adapter.run_lightning import fit
+from littrainer.lightning_adapter.trainer_context import TrainerContext
 from littrainer.loop.checks import check_before_training
 from littrainer.loop.model_preparation import prepare_model_for_training
 from littrainer.loop.overrides import find_overrides

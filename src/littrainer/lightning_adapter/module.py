@@ -38,7 +38,7 @@ from littrainer.strategies.model_wrapping import rewrap_after_unfreezing
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
-    from littrainer.lightning_adapter.run_lightning import TrainerContext
+    from littrainer.lightning_adapter.trainer_context import TrainerContext
     from littrainer.loop.run import TrainingRun
 
 

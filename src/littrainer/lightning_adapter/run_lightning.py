@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.lightning_callbacks import is_lightning_class
 from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
@@ -15,6 +15,7 @@ from littrainer.data.limits import get_lightning_keywords
 from littrainer.data.workers import shut_down_workers
 from littrainer.distributed.failures import name_failed_process
 from littrainer.lightning_adapter.torchmetrics_on_demand import torchmetrics_on_demand
+from littrainer.lightning_adapter.trainer_context import TrainerContext
 from littrainer.loop.batch_errors import note_reading_errors
 from littrainer.runtime.interruptions import PythonInterruptions
 from littrainer.runtime.lazy_isinstance import loaded_classes
@@ -26,37 +27,12 @@ from littrainer.strategies.full_state import is_sharded
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.handler import CallbackHandler
-    from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.evaluation.loop import EvaluationLoop
     from littrainer.loop.run import TrainingRun
 
 VALIDATION_HOOKS = tuple(
     f"on_validation_{moment}" for moment in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
-
-
-class TrainerContext(Protocol):
-    """The members of a Trainer that this package uses."""
-
-    args: TrainingArguments
-    model: Any
-    model_wrapped: Any
-    optimizer: Any
-    accelerator: Any
-    session: Any
-    state: TrainerState
-    control: TrainerControl
-    callback_handler: CallbackHandler
-    lightning_callbacks: list[Any]
-    lightning_keywords: dict[str, Any]
-    lightning_module: Any
-    deferred_validation_end: Any
-    is_in_train: bool
-    is_fsdp_enabled: bool
-
-    def overrides_training_step(self) -> bool: ...
 
 
 @dataclass(slots=True)

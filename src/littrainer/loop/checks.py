@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.arguments.accelerator_config import normalize_accelerator_config
+from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.deepspeed import check_deepspeed_unchanged
 from littrainer.arguments.rules import (
@@ -355,3 +355,22 @@ def check_before_training(trainer: Any) -> None:
         # Making the loader raises for samples without a length or too long samples.
         for name in trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else (None,):
             trainer.get_eval_dataloader(name)
+
+
+def normalize_accelerator_config(args: TrainingArguments) -> None:
+    """Convert the config and let its `num_steps` replace a `gradient_accumulation_steps` of 1."""
+    config = args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
+    steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
+    if args.gradient_accumulation_steps == 1:
+        args.gradient_accumulation_steps = steps
+    elif steps != args.gradient_accumulation_steps:
+        raise ValueError(
+            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and accelerator_config asks for "
+            f"gradient_accumulation_kwargs={{'num_steps': {steps}}}. Set only one of them."
+        )
+    if config.non_blocking and not args.dataloader_pin_memory:
+        logger.warning(
+            "accelerator_config has non_blocking=True, and copies from memory that is not pinned block anyway; set "
+            "dataloader_pin_memory=True."
+        )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.callbacks.lightning_states import collect_lightning_additions, collect_lightning_states
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import read_world_size
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
     from littrainer.loop.plan import TrainingPlan
-    from littrainer.loop.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -93,32 +91,6 @@ class ResumedTraining(NamedTuple):
         """Return the `SIZES` that differ from a checkpoint's, except lengths of streams."""
         ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
         return find_changed_sizes(self.sizes, record["sizes"], ignored)
-
-
-def resume_record(run: TrainingRun) -> dict[str, Any]:
-    """Return the content of `littrainer_resume.pt` at the current step."""
-    position, trainer = run.position(), run.trainer
-    training = ResumedTraining(trainer.args, trainer.state, run.plan, trainer.session.train_batch_size)
-    if run.resumed_at is not None:
-        # No epoch has begun since the resume.
-        data = (run.record or {}).get("data")
-    else:
-        is_over = position.epoch_end_is_due or not position.micro_batches
-        data = run.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
-    return {
-        "version": RECORD_VERSION,
-        "position": position.dump_fields(*POSITION_FIELDS),
-        "sizes": training.sizes,
-        "arguments": get_compared_arguments(trainer.args),
-        "rank": trainer.args.process_index,
-        "data": data,
-        "steps_ahead": run.surplus_steps,
-        "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
-        "is_schedule_overridden": trainer.is_schedule_overridden,
-        **run.step.health.record(),
-        **({} if run.step.splitter is None else {"fitting_elements": run.step.splitter.max_elements}),
-        "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
-    }
 
 
 def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:

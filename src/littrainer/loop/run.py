@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.arguments.rules import check_nonfinite_arguments
-from littrainer.callbacks.lightning_states import restore_lightning_callbacks
+from littrainer.callbacks.lightning_states import (
+    collect_lightning_additions,
+    collect_lightning_states,
+    restore_lightning_callbacks,
+)
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.resume.position import DataPosition
@@ -26,11 +30,13 @@ from littrainer.loop.packed_attention import check_packing
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.preemption import pop_interrupted_evaluation
 from littrainer.loop.resuming import (
+    POSITION_FIELDS,
+    RECORD_VERSION,
     ResumedTraining,
     find_position,
+    get_compared_arguments,
     has_work_at_epoch_ends,
     read_resume_record,
-    resume_record,
     warn_of_differences,
 )
 from littrainer.loop.step import TrainingStep
@@ -191,8 +197,29 @@ class TrainingRun:
         return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
 
     def resume_record(self) -> dict[str, Any]:
-        """Return the resume record of a checkpoint at the current step."""
-        return resume_record(self)
+        """Return the content of `littrainer_resume.pt` at the current step."""
+        position, trainer, splitter = self.position(), self.trainer, self.step.splitter
+        training = ResumedTraining(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
+        if self.resumed_at is not None:
+            # No epoch has begun since the resume.
+            data = (self.record or {}).get("data")
+        else:
+            is_over = position.epoch_end_is_due or not position.micro_batches
+            data = self.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
+        return {
+            "version": RECORD_VERSION,
+            "position": position.dump_fields(*POSITION_FIELDS),
+            "sizes": training.sizes,
+            "arguments": get_compared_arguments(trainer.args),
+            "rank": trainer.args.process_index,
+            "data": data,
+            "steps_ahead": self.surplus_steps,
+            "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
+            "is_schedule_overridden": trainer.is_schedule_overridden,
+            **self.step.health.record(),
+            **({} if splitter is None else {"fitting_elements": splitter.max_elements}),
+            "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
+        }
 
     def position(self) -> DataPosition:
         """Return the position in the data from which a checkpoint at the current step resumes."""
