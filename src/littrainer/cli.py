@@ -28,14 +28,7 @@ Exit status: 0 success, 1 an error, 2 bad input, 130 Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: by default those of this process.
-
-    Returns:
-        The exit status; `run` may replace the process instead.
-    """
+    """Run the command line and return its exit status; `run` may replace the process instead."""
     return run_quietly(lambda: _run_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 

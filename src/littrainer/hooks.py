@@ -1,7 +1,4 @@
-"""The undocumented methods of `Trainer` that subclasses override; each calls the package that does the work.
-
-Subclasses in other libraries rely on the names and signatures, which are those of transformers' Trainer.
-"""
+"""The undocumented methods of `Trainer` that subclasses override, with transformers' names and signatures."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A context for all forward passes, which can be entered repeatedly.
+# Can be entered repeatedly.
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
@@ -91,7 +88,7 @@ class TrainerHooks(TrainerAttributesBase):
     # ---- Facts of the arguments and the model ------------------------------------------------------------------------
 
     def _has_foreign_device_map(self) -> bool:
-        """Return whether a device map has placed the model on several devices, or not on the arguments' device."""
+        """Return whether a device map uses several devices, or another device than the arguments'."""
         device_map: Any = getattr(self.model, "hf_device_map", None) or {}
         devices = set(device_map.values()) - {"cpu", "disk"}
         return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
@@ -99,7 +96,7 @@ class TrainerHooks(TrainerAttributesBase):
     def _should_place_model(self) -> bool:
         if self.args.place_model_on_device is not None:
             return self.args.place_model_on_device
-        # A model that evaluations cast is moved when it is cast or trained; DeepSpeed's engine moves its model.
+        # Casts for evaluation, training and DeepSpeed's engine move the model themselves.
         is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
         return not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
 
@@ -114,7 +111,7 @@ class TrainerHooks(TrainerAttributesBase):
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _apply_changed_arguments(self, changed: set[str]) -> None:
-        """Update everything, except the accelerator, that depends on the changed arguments."""
+        """Update all parts, except the accelerator, that depend on the changed arguments."""
         args = self.args
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
@@ -127,7 +124,6 @@ class TrainerHooks(TrainerAttributesBase):
             if self.model is not None:
                 self._update_model_facts()
             else:
-                # Read the facts with the next model.
                 self._described_model_class = type(None)
         if "skip_memory_metrics" in changed:
             self.session.memory = MemoryReport(not args.skip_memory_metrics)
@@ -277,9 +273,9 @@ class TrainerHooks(TrainerAttributesBase):
             self.lr_scheduler = None
             self._created_lr_scheduler = False
         if self.model_wrapped is not self.model and is_wrapped_by_trainer(self.model_wrapped, self.model):
-            # An earlier training has wrapped the model; as in transformers no time is counted.
+            # As in transformers, no time is counted for a wrapped model.
             self.model_preparation_time = 0.0
-        # An override that creates both is called before wrapping; otherwise the schedule may need the wrapped model.
+        # An override that creates both is called before wrapping; a schedule alone may need the wrapped model.
         if self._find_overrides("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
             wrapped = wrap_for_training(self)
@@ -288,7 +284,7 @@ class TrainerHooks(TrainerAttributesBase):
             wrapped = wrap_for_training(self)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
-        # A subclass's wrapper is for training only: evaluations then prepare the inner model.
+        # A subclass's wrapper is for training only.
         self._model_is_prepared = is_wrapped_by_trainer(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
@@ -304,7 +300,7 @@ class TrainerHooks(TrainerAttributesBase):
     def create_accelerator_and_postprocess(self) -> None:
         """Create `accelerator` and read its settings."""
         self.accelerator = AcceleratorFacade(self.args)
-        # Some subclasses set `accelerator.gather` during a loop, which counts a short last batch as full.
+        # Some subclasses set `accelerator.gather` during a loop.
         self._reset_gather_function()
         update_deepspeed(self.args)
         self.is_deepspeed_enabled = has_deepspeed(self.args)
@@ -392,7 +388,7 @@ class TrainerHooks(TrainerAttributesBase):
         speed.enter("forward")
         step = self.state.global_step
         args = self.args
-        # With `auto_micro_batch` the number of passes differs between processes, which agree at the end of a window.
+        # With `auto_micro_batch` the number of passes differs between processes.
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
         agreed: AbstractContextManager[Any] = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
@@ -436,7 +432,7 @@ class TrainerHooks(TrainerAttributesBase):
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
         parameters = list_parameters(model)
-        # An override may clip a part of the model. DDP shares its parameters with the model.
+        # DDP shares its parameters with the model.
         inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
         self.session.clipped = parameters if inner is self.model else None
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
@@ -537,13 +533,13 @@ class TrainerHooks(TrainerAttributesBase):
         return metrics
 
     def _prepare_model_for_evaluation(self) -> nn.Module:
-        """Return the model for evaluations on its device; outside of training cast it for good if so configured."""
+        """Return the model for evaluations on its device; outside of training cast it if so configured."""
         model = self._wrap_model(self.model, training=False)
         if not self._model_is_prepared and model is self.model:
             start_time = time.time()
             move_to_device(self)
             model = autocast_and_compile(self)
-            # A model wrapped by FSDP version 1 is used by the training.
+            # The training uses a model wrapped by FSDP version 1.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
             self.model_preparation_time = round(time.time() - start_time, 4)
@@ -645,7 +641,6 @@ class TrainerHooks(TrainerAttributesBase):
         )
 
     def _build_saved_training(self, run_dir: str | None = None) -> SavedTraining:
-        """Return the parts of a checkpoint in a folder, by default this training's."""
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
@@ -654,7 +649,7 @@ class TrainerHooks(TrainerAttributesBase):
         return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
-        # As in transformers 4; the metrics of the current evaluation have been compared before.
+        # As in transformers 4; the current metrics have been compared before.
         if metrics is not None:
             self._determine_best_metric(metrics=metrics, trial=trial)
         if self.hp_search_backend is None and trial is None:

@@ -30,7 +30,7 @@ class Seq2SeqTrainer(Trainer):
         OSError, ValueError, TypeError: the generation config is invalid, or the model cannot generate.
     """
 
-    # Keywords of `generate` during an `evaluate` or `predict`.
+    # Keywords of the current `evaluate` or `predict`.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
     @accept_earlier_keywords(tokenizer="processing_class")
@@ -76,10 +76,7 @@ class Seq2SeqTrainer(Trainer):
 
     @contextmanager
     def _use_generation_keywords(self, keywords: dict[str, Any]) -> Iterator[None]:
-        """Let `prediction_step` generate with these keywords in the block.
-
-        As in transformers' Seq2SeqTrainer, a short last batch counts as full in the loss.
-        """
+        """Generate with these keywords in the block; as in transformers, a short last batch counts as full."""
         unused = ", ".join(f"{name}={value!r}" for name, value in keywords.items() if value is not None)
         if unused and not getattr(self.args, "predict_with_generate", False):
             generation.log_unused_keywords(unused)

@@ -74,33 +74,25 @@ if TYPE_CHECKING:
 class TrainingSession:
     """The state of a training; the first session exists before `train()`, so that scripts can read it.
 
-    A deep copy or a pickle contains only the fields that outlive a training.
+    A deep copy or a pickle contains only the fields that outlive a training: `optimization`, `search`, `hub`, `memory`,
+    `train_batch_size` and `model_is_prepared`.
 
     Attributes:
-        optimization, search, hub, memory, train_batch_size, model_is_prepared: these outlive a training: optimizer and
-            schedule, hyperparameter search, repository, memory measurements, samples per micro-batch and process, and
-            whether the model is wrapped for evaluation.
-        lightning: the Lightning objects of this training.
-        checkpoints: saves and prunes checkpoints.
-        tokens: counts input tokens.
+        train_batch_size: samples per micro-batch and process.
+        model_is_prepared: whether the model is wrapped for evaluation.
         loss: the running sum of losses.
-        loss_reduction: the model's loss reduction, as detected in the first window.
+        loss_reduction: the model's, as detected in the first window.
         tracked: values of `Trainer.track`.
         health: detects non-finite numbers and spikes.
-        run: the training; None before it begins.
-        is_in_train: whether `train()` is running.
+        run: None before the training begins.
         began: `time.monotonic()` at the start of `train()`.
         preemption: the signals that request a checkpoint.
         update_guard: delays Ctrl-C during an update of the weights.
-        first_step: the optimizer step at the start of `train()`.
-        first_input_tokens: input tokens seen at the start of `train()`.
-        flos: floating-point operations that the state does not include yet.
-        micro_batches_in_window: micro-batches of the current optimizer step.
-        clipped: parameters whose gradients were clipped and not yet cleared; None unless these are the whole model's.
-        eval_dataloaders: evaluation loaders with persistent workers, by name.
-        deepspeed: DeepSpeed's engine, or None.
-        speed: measures the time of each section of a step, with `log_speed`.
-        neftune_hook_handle: removes NEFTune's hook; None outside of a training with NEFTune.
+        first_step, first_input_tokens: optimizer steps and input tokens before this `train()`.
+        flos: operations that the state does not include yet.
+        micro_batches_in_window: of the current optimizer step.
+        clipped: parameters with clipped gradients that are not cleared yet; None unless the whole model's.
+        eval_dataloaders: loaders with persistent workers, by name.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
@@ -146,11 +138,11 @@ class TrainingSession:
         return {name: getattr(self, name) for name in names}
 
     def copy_without_training(self) -> TrainingSession:
-        """Return a session without optimizer, loaders and Lightning objects, to free their memory."""
+        """Return a session without optimizer, loaders and Lightning objects, to free memory."""
         return TrainingSession(**self._persistent_fields())
 
     def next(self) -> TrainingSession:
-        """Return the session of the next training, with this session's optimizer and loaders."""
+        """Return the session of the next training, which keeps optimizer and loaders."""
         return TrainingSession(
             **self._persistent_fields(),
             optimization=replace(self.optimization),
@@ -168,11 +160,7 @@ def _make_session(fields: dict[str, Any]) -> TrainingSession:
 
 
 def session_attribute(path: str) -> Any:
-    """Return a property of the Trainer for an attribute that its session stores.
-
-    Parameters:
-        path: names from the session to the attribute, separated by dots.
-    """
+    """Return a property of the Trainer for a dotted path from its session to an attribute."""
     *parts, name = path.split(".")
     holder = attrgetter(".".join(["session", *parts]))
     return property(
@@ -183,7 +171,7 @@ def session_attribute(path: str) -> Any:
 
 
 class TrainerAttributesBase:
-    """The attributes of a Trainer with their types; `Trainer.__init__` sets those that the session does not store."""
+    """The typed attributes of a Trainer; `Trainer.__init__` sets those that the session does not store."""
 
     session: TrainingSession
 
@@ -258,11 +246,11 @@ class TrainerAttributesBase:
     label_names: list[str]
     label_smoother: Callable[..., torch.Tensor] | None
     neftune_noise_alpha: float | None
-    # The class that these facts were read from.
+    # The source of these facts.
     _described_model_class: type
     _loss_shifts_labels: bool
     _parameters_without_embeddings: int | None
-    # Names of forward's parameters and of labels; None until a dataset is first trimmed to them.
+    # Forward's parameters and labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
     # Description of a dataset -> its removed columns.
     _dropped_columns: dict[str | None, DroppedColumns]
@@ -316,7 +304,7 @@ class TrainerAttributesBase:
         def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a session before `__init__`, in which a subclass may set attributes before it calls ours."""
+        """Make a session first, since a subclass may set attributes before it calls `Trainer.__init__`."""
         trainer = super().__new__(cls)
         trainer.session = TrainingSession()
         return trainer
@@ -333,10 +321,9 @@ def train(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    """Run a training, from the first checks to its result."""
     if is_search_trial(trainer, trial):
         begin_trial(trainer, trial)
-        # Before the space is called, as in transformers, so that a seeded sampler draws the same values.
+        # Before the space is called, so that a seeded sampler draws the same values as in transformers.
         _make_new_model(trainer, trial)
     trainer.session = trainer.session.next()
     # An override may set any argument, such as the output folder.
@@ -349,10 +336,10 @@ def train(
     )
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
     write_record = functools.partial(_write_record_for_run, trainer)
-    # Ray runs each trial in one process; its previous process may still be closing.
+    # A trial's previous process may still be closing.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, write_record)
-    # The command in this report resumes a training; an interrupted search is resumed by the call that began it.
+    # The command in this report resumes a training, and no search.
     reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
@@ -369,19 +356,17 @@ def train(
 
 
 def _watchdog_targets(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
-    """Return the training and the evaluation that Lightning is running."""
     lightning = session.lightning
     return (None, None) if lightning.module is None else (session.run, lightning.evaluation)
 
 
 @contextlib.contextmanager
 def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Iterator[None]:
-    """Write the run record, and restore the previous record if the run fails before its first optimizer step."""
+    """Write the run record; restore the previous record after a failure before the first optimizer step."""
     session = trainer.session
     record = folder / RUN_RECORD_NAME
     previous = None
     is_new = not record.exists()
-    # An unreadable record is not restored.
     with contextlib.suppress(OSError):
         previous = record.read_bytes()
     session.checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
@@ -425,7 +410,6 @@ def _train_from(
                 with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
                     _resume_batch_size(trainer, checkpoint)
-            # The script's, or an earlier training's.
             first_optimizers = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
@@ -441,7 +425,7 @@ def _train_from(
                     )
                 except RollbackRequested as error:
                     (fault,) = error.args
-                # After the except block, since the error's traceback holds the batch and its graph.
+                # Outside of the except block, in which the traceback holds the batch and its graph.
                 checkpoint = _roll_back(trainer, fault, first_optimizers)
     finally:
         try:
@@ -452,7 +436,7 @@ def _train_from(
 
 
 def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tuple[Any, Any]) -> Path:
-    """Restore the weights of the last finite checkpoint, which the next loop resumes, and return its folder."""
+    """Restore the weights of the last finite checkpoint, and return its folder, from which the next loop resumes."""
     session = trainer.session
     session.checkpoints.wait()
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
@@ -461,7 +445,7 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
-        # Clear the state of gradients that were unscaled for a skipped step.
+        # Clear the state of a skipped step.
         trainer.accelerator.scaler.update()
     session.flos = 0
     session.tracked.take(trainer.args.device)
@@ -482,8 +466,8 @@ def train_with_batch_size(
     """Train with a fixed micro-batch size.
 
     Parameters:
-        batch_size: samples per micro-batch, if `auto_find_batch_size` searches for the size.
-        resume_from_checkpoint: the folder to resume from, whose weights are loaded already.
+        batch_size: samples per micro-batch, found by `auto_find_batch_size`.
+        resume_from_checkpoint: a folder, whose weights are loaded already.
     """
     checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
     if trainer.args.auto_find_batch_size and batch_size is not None:
@@ -495,7 +479,7 @@ def train_with_batch_size(
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
         trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
-    # An override written for transformers 4.57 requires the third parameter.
+    # Overrides for transformers 4.57 require the third parameter.
     total = inspect.signature(trainer.set_initial_training_values).parameters.get("total_train_batch_size")
     needs_total = total is not None and total.default is not None
     totals = [trainer.get_total_train_batch_size(trainer.args)] if needs_total else []
@@ -528,7 +512,6 @@ def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:
     trainer.optimizer = trainer.lr_scheduler = None
     trainer._parameters_without_embeddings = None
     if type(model) is not trainer._described_model_class:
-        # The class may depend on the trial.
         trainer._update_model_facts()
         trainer._signature_columns = None
     if trainer.place_model_on_device:
@@ -537,11 +520,7 @@ def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:
 
 
 def seed_everything(args: TrainingArguments, seed: int | None = None) -> None:
-    """Seed all random generators, deterministically if `full_determinism` is set.
-
-    Parameters:
-        seed: by default `args.seed`.
-    """
+    """Seed all random generators, by default with `args.seed`, deterministically if `full_determinism` is set."""
     seed = args.seed if seed is None else seed
     if args.full_determinism:
         enable_full_determinism(seed)

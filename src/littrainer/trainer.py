@@ -147,7 +147,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         with ShortTraceback():
             self._validate_args()
 
-        # An override of add_callback receives only the progress callback, and callbacks added later.
+        # An override of add_callback receives only the progress callback, and later callbacks.
         add_callback = partial(Trainer.add_callback, self)
         self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
         if should_push_automatically(self):
@@ -192,7 +192,6 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             eval_dataset: a dataset, or a name in the Trainer's dict of datasets; by default the Trainer's dataset.
         """
-        # The loader of any other dataset is not reused.
         is_default = eval_dataset is None or eval_dataset is self.eval_dataset
         key = "eval" if is_default else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
@@ -258,7 +257,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         """
         if self.optimizer is None:
             model = self.model if model is None else model
-            # Otherwise gathered parameters of earlier forward passes would be trained instead of the shards.
+            # Otherwise parameters gathered by earlier forward passes would be trained.
             reshard_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             choice = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
@@ -553,7 +552,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         """Write the state to trainer_state.json and the arguments to littrainer_run.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
-            # The weights have changed since the start, so only the training's own facts describe it.
+            # Only the training's own facts describe the weights before it.
             facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             write_run_record(self.args, self.args.output_dir, facts)
             upload_files(self.args.output_dir)

@@ -50,12 +50,12 @@ MARK = "<!-- littrainer wrote this card ({}). Once you have edited it, it is lef
 MARK_PATTERN = re.compile(re.escape(MARK).replace(r"\{\}", "([0-9a-f]*)"))
 # The block of metadata, as parsed by the Hub.
 BLOCK = re.compile(r"^\s*---\s*\n(.*?\n)?---[ \t]*(?:\n|$)", re.DOTALL)
-# Metadata that PEFT writes into the card at each save of an adapter.
+# PEFT writes these at each save of an adapter.
 PEFT_ENTRIES = ("library_name", "base_model", "pipeline_tag", "tags")
 TAGS = ("generated_from_trainer", "littrainer")
-# Valid names of repositories, with or without owner.
+# With or without owner.
 REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
-# Builders of `datasets` for files, which are no names of datasets.
+# Builders of `datasets`, which are no names of datasets.
 READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
 PLACEHOLDER_TEXT = "More information needed"
 PLACEHOLDER_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
@@ -68,7 +68,6 @@ LIBRARIES = {
     "PEFT": "peft",
     "DeepSpeed": "deepspeed",
 }
-# Used for entries of the card with any number of values.
 Texts = str | list[str] | None
 
 
@@ -83,7 +82,7 @@ def write_card(
     Parameters:
         dataset: the evaluation dataset.
         badges: links to the runs of trackers.
-        keywords: keywords of `create_model_card`.
+        keywords: as of `create_model_card`.
 
     Raises:
         ValueError: huggingface_hub refuses the metadata.
@@ -111,9 +110,8 @@ def is_unedited(content: str) -> bool:
 
 
 def remove_generated_card(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
-    """Remove a generated card from a folder to push if the Hub's card was edited, or cannot be read."""
+    """Remove a generated card from a folder to push, if the Hub's card was edited or cannot be read."""
     path = folder / CARD_NAME
-    # Push a card written by hand.
     if not path.is_file() or not is_unedited(path.read_text("utf-8", errors="replace")):
         return
     try:
@@ -128,15 +126,15 @@ def remove_generated_card(folder: Path, repository: str, revision: str | None, t
 
 
 def download_card(repository: str, revision: str | None = None, token: str | None = None) -> str:
-    """Return the card of a repository; an empty text if there is no card, repository or branch."""
+    """Return the card of a repository; empty if there is no card, repository or branch."""
     from huggingface_hub import HfApi, errors
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            # The download folder is empty, since a cached copy may be outdated.
+            # A cached copy may be outdated.
             HfApi().hf_hub_download(repository, CARD_NAME, revision=revision, token=token, local_dir=folder)
         except errors.LocalEntryNotFoundError:
-            # This subclass of EntryNotFoundError means that the Hub was not reached.
+            # A subclass of EntryNotFoundError, raised if the Hub was not reached.
             raise
         except (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             return ""
@@ -144,7 +142,7 @@ def download_card(repository: str, revision: str | None = None, token: str | Non
 
 
 def _digest(content: str) -> str:
-    """Return a digest of the metadata, in any order, and of the lines of the text without trailing white space."""
+    """Return a digest of the metadata, in any order, and of the text without trailing white space."""
     from huggingface_hub import ModelCard
 
     entries: dict[str, Any] = {}
@@ -170,7 +168,7 @@ def _rewrite_by_peft(model: Any, content: str | None = None) -> str:
 
 
 def _complete_by_peft(model: Any, content: str) -> str:
-    """Return the card with PEFT's additions, without losing tags, and without local folders."""
+    """Add PEFT's entries to a card, without losing tags, and without local folders."""
     from huggingface_hub import ModelCard
 
     original: Any = ModelCard(content).data
@@ -234,7 +232,6 @@ def _metadata(
     results: dict[tuple[str, str], float],
     keywords: dict[str, Any],
 ) -> str:
-    """Return the block of metadata."""
     from huggingface_hub import EvalResult, ModelCardData
 
     library = "transformers" if is_a(base_model(model), "pretrained model") else None
@@ -252,7 +249,7 @@ def _metadata(
     names = _get_transformers_table("TASK_TAG_TO_NAME_MAPPING")
     tasks = [task for task in _make_list(keywords.get("tasks")) or infer_tasks(model) if task in names]
     try:
-        # The Hub refuses a result that lacks its task, its dataset or its metric.
+        # The Hub refuses a result without task, dataset or metric.
         evaluations = [
             EvalResult(
                 task_type=task,
@@ -304,7 +301,6 @@ def list_hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[s
 
 
 def list_framework_versions() -> dict[str, str]:
-    """Return the versions of the loaded libraries by name."""
     versions = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
     return {"littrainer": __version__, **{name: str(version) for name, version in versions.items() if version}}
 
@@ -320,7 +316,7 @@ def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
 
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
-    """Return the evaluations during training, a row for each step and a column for each metric and evaluation set."""
+    """Return a table of the evaluations during training."""
     ends = [index for index, entry in enumerate(log_history) if END_OF_TRAINING_METRIC in entry]
     during = log_history[: ends[-1]] if ends else log_history
     losses = parse_log_history(during).curves.get(("loss", TRAINING), [])
@@ -340,27 +336,27 @@ def _table_of_results(log_history: list[Any]) -> list[str]:
 
 
 def format_metric_name(metric: str, source: str) -> str:
-    """Return the name of a metric on the card, such as Matthews Correlation for `matthews_correlation`."""
+    """Return the name of a metric on the card, such as Matthews Correlation."""
     title = " ".join(part[:1].upper() + part[1:] for part in metric.split("_") if part) or metric
     return title if source == EVALUATION else f"{title} ({source})"
 
 
 def format_number(value: float) -> str:
-    """Return a number with at most four decimals, or a small number with four significant digits."""
+    """Return a number with four decimals, or a small number with four significant digits."""
     if not math.isfinite(value) or value == int(value):
         return str(float(value))
     return f"{value:.4g}" if abs(value) < 0.001 else f"{value:.4f}"
 
 
 def _hub_metric(metric: str, source: str, value: float) -> str | None:
-    """Return the Hub's name of a metric, if there is one and the evaluation set has no name."""
+    """Return the Hub's name of a metric, only for an evaluation set without a name."""
     name = "rouge" if metric.lower() == "rouge1" else metric.lower()
     has_tag = source == EVALUATION and math.isfinite(value) and name in _get_transformers_table("METRIC_TAGS")
     return name if has_tag else None
 
 
 def infer_tasks(model: Any) -> list[str]:
-    """Return the task of a transformers model's class, by transformers' table."""
+    """Return the task of a model's class in transformers' table."""
     name = type(base_model(model)).__name__
     classes = {
         task: {name for entry in table.values() for name in _make_list(entry)}
@@ -370,13 +366,12 @@ def infer_tasks(model: Any) -> list[str]:
 
 
 def _get_transformers_table(table: str) -> Any:
-    """Return a table of `transformers.modelcard`; empty if it is not loaded or does not exist."""
     modelcard = importlib.import_module("transformers.modelcard") if "transformers" in sys.modules else None
     return getattr(modelcard, table, {})
 
 
 def fetch_license(repository: str) -> str | None:
-    """Return the license of a repository, or None if the Hub is not reachable."""
+    """Return the license of a repository; None if the Hub is not reachable."""
     with suppress(Exception):
         from huggingface_hub import HfApi, constants
 
@@ -418,7 +413,6 @@ def list_datasets(dataset: Any, keywords: dict[str, Any]) -> list[dict[str, Any]
 
 
 def collect_badges(callbacks: Iterable[Any]) -> list[str]:
-    """Return links to the runs of the trackers among callbacks."""
     badges: list[str] = []
     for callback in callbacks:
         # A tracker that fails must not prevent the card.

@@ -1,7 +1,7 @@
 """Pushes of the model: at each save according to `hub_strategy`, at the end of training, and by the script.
 
-A push uploads a snapshot of the files, since training continues to delete checkpoints and to write into output_dir. The
-Hub's client uploads in a thread, in the order of the pushes.
+A push uploads a snapshot of the files, since training continues to modify output_dir. The Hub's client uploads in a
+thread, in the order of the pushes.
 """
 
 from __future__ import annotations
@@ -61,29 +61,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The strategies that push checkpoints as well as the model.
 CHECKPOINT_STRATEGIES = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
-# Default commit message of a push by the script.
 END_OF_TRAINING = "End of training"
-# Consequences of a failed push.
 NEXT_SAVE_HINT = "Training continues; the next save is pushed again."
 SAVED_LOCALLY_HINT = "The last save is in output_dir: push_to_hub() pushes the model, and `hf upload` a checkpoint."
 MESSAGE_INTERVAL_S = 30.0
 # In output_dir, so that checkpoints are on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
-# Files in output_dir that are not part of the model, belong to another push, or are incomplete.
+# Not part of the model, of another push, or incomplete.
 EXCLUDED_FILES = (
     *("_*", f"{PREFIX_CHECKPOINT_DIR}-*", f"*/{PREFIX_CHECKPOINT_DIR}-*/*", f"{LAST_CHECKPOINT}/*"),
     *(".littrainer_*", "*/.littrainer_*", RUN_RECORD_NAME, f"*/{RUN_RECORD_NAME}", STACKS_NAME),
     *("*.unfinished", "*.unfinished-*", "*.incomplete", "*.lock", "*.tmp", "*~", "*.swp", "*__pycache__/*"),
     *(".unfinished/*", "*/.unfinished/*", ".git/*", "*/.git/*", ".cache/*", "*/.cache/*"),
 )
-# Files of a checkpoint that only a resume needs, and the card that PEFT writes in addition to output_dir's.
+# The card here is PEFT's, in addition to output_dir's.
 RESUME_ONLY_FILES = (
     *(CARD_NAME, OPTIMIZER_NAME, *OPTIMIZER_SHARDS, *WEIGHT_SHARDS, SCHEDULER_NAME, SCALER_NAME, TRAINER_STATE_NAME),
     *("rng_state*.pth", "littrainer_resume*.pt", LIGHTNING_STATE_NAME, MANIFEST_NAME, "latest", "zero_to_fp32.py"),
 )
-# Larger files are linked; others are copied, since they may be modified in place.
+# Smaller files may be modified in place, and are copied.
 MAX_COPIED_BYTES = 16 << 20
 
 
@@ -118,7 +115,7 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
 
 
 def get_pushes(args: TrainingArguments, pushes: Any) -> PushInProgress:
-    """Return the pushes of a Trainer; before the first push, remove the files of killed programs."""
+    """Return the pushes of a Trainer; before the first, remove the files of killed programs."""
     if isinstance(pushes, PushInProgress):
         return pushes
     remove_abandoned_snapshots(Path(args.output_dir))
@@ -145,7 +142,7 @@ def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: P
         return f"Training in progress, step {state.global_step if step is None else step}"
     state_file = checkpoint / TRAINER_STATE_NAME
     if step not in (None, state.global_step) and state_file.is_file():
-        # Training continued while the checkpoint was written in the background.
+        # The checkpoint was written in the background.
         state = TrainerState.load_from_json(str(state_file))
     return f"Training in progress, epoch {int(state.epoch or 0)}"
 
@@ -154,17 +151,17 @@ def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: P
 
 
 def finish_pushes(pushes: Any) -> None:
-    """Wait for running pushes, and retry the failed push once, with a warning if it fails again."""
+    """Wait for running pushes, and retry a failed push once."""
     if isinstance(pushes, PushInProgress):
         pushes.finish()
     elif pushes is not None:
-        # A subclass has set transformers' PushInProgress.
+        # Transformers' PushInProgress, set by a subclass.
         pushes.wait_until_done()
 
 
 @contextlib.contextmanager
 def report_pushes_on_error(pushes: Callable[[], Any]) -> Iterator[None]:
-    """Log running pushes if the block, a training, fails."""
+    """Log running pushes if the block fails."""
     try:
         yield
     except BaseException:
@@ -193,10 +190,7 @@ def push_model(
         card: keywords of `create_model_card`.
 
     Returns:
-        the commit of the Hub's client, or its Future if not `blocking`; None in the other processes.
-
-    Raises:
-        TypeError: `create_model_card` has no such keyword.
+        the commit, or its Future if not `blocking`; None in the other processes.
     """
     args = trainer.args
     card.setdefault("model_name", repository_name(args).rpartition("/")[2])
@@ -234,11 +228,10 @@ class Upload:
     """A commit to make.
 
     Parameters:
-        message: message of the commit; None is the Hub's default.
-        token: access token, which `repr` omits.
+        message: None is the Hub's default.
         revision: the branch; None is the main branch.
         path_in_repo: target folder, whose other files the commit deletes; None is the root.
-        further_files: folder whose files are added, copied by the upload thread.
+        further_files: folder whose files the upload thread adds.
     """
 
     repository: str
@@ -253,7 +246,7 @@ class Upload:
         return f'"{self.message}" to {self.repository}'
 
     def send(self) -> Any:
-        """Create the branch, unless it exists, and the commit, which does not replace a card edited on the Hub."""
+        """Create the branch and the commit, which does not replace a card edited on the Hub."""
         from huggingface_hub import HfApi
 
         if self.further_files is not None:
@@ -278,19 +271,19 @@ class PushInProgress:
 
     Attributes:
         jobs: the Futures of running and waiting pushes, and of the last push.
-        failure_at_end: the failure of the last push at the end of training; None if it succeeded.
+        failure_at_end: the failure of the last push at the end of training.
     """
 
     def __init__(self) -> None:
         self.jobs: list[Future[Any]] = []
         self.failure_at_end: str | None = None
         self._process = os.getpid()
-        # The client's single thread runs the jobs in their order.
+        # The single thread of the client runs the jobs in order.
         self._client: Any = None
-        # Uploads of the last failed push, which a newer push replaces.
+        # Uploads of the last failed push.
         self._unsent: list[Upload] = []
         self._failure: str | None = None
-        # The hint in a failure's warning; None if the end of the training reports the failure.
+        # None if the end of the training reports the failure.
         self._consequence: str | None = NEXT_SAVE_HINT
         self._current: Upload | None = None
         weakref.finalize(self, _remove_snapshots_of_process, self._unsent, self._process)
@@ -300,34 +293,27 @@ class PushInProgress:
         return (type(self), ())
 
     def is_done(self) -> bool:
-        """Return whether no push is running or waiting."""
         return all(job.done() for job in self.jobs)
 
     def wait_until_done(self, seconds: float | None = None) -> bool:
-        """Wait at most these seconds for all pushes, and return whether they are done."""
         return not wait(self.jobs, seconds).not_done
 
     def cancel(self) -> None:
-        """Cancel pushes that have not begun."""
         self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
 
     def begin(self, uploads: list[Upload], failure: str | None = None) -> None:
-        """Send the uploads of a push in the background, after the running pushes.
-
-        Parameters:
-            failure: the reason for an empty list of uploads.
-        """
+        """Send the uploads of a push in the background; `failure` is the reason for an empty list."""
         self._consequence = NEXT_SAVE_HINT
         self._submit(self._send, uploads, failure)
 
     def push_by_script(self, upload: Upload, blocking: bool) -> Any:
-        """Send an upload of the script, while no push is running; return the commit, or its Future if not blocking."""
+        """Send an upload of the script, while no push is running."""
         if blocking:
             return self._send_by_script([upload], is_waited_for=True)
         return self._submit(self._send_by_script, [upload], False)
 
     def finish(self) -> None:
-        """Wait for the pushes, and retry the last failed push once; log a warning if it fails again."""
+        """Wait for the pushes, and retry the last failed push once."""
         self._consequence = None
         self._wait()
         if self._failure is not None and self._unsent:
@@ -340,7 +326,7 @@ class PushInProgress:
             logger.warning("%s %s", self.failure_at_end, SAVED_LOCALLY_HINT)
 
     def continue_after_error(self) -> None:
-        """Log, when an error has ended training, the pushes that continue, or the last failure."""
+        """Log the pushes that continue after a failed training, or the last failure."""
         self._consequence = SAVED_LOCALLY_HINT
         if self.is_running():
             logger.warning("%s, and continues though training has ended.", self._description())
@@ -348,11 +334,11 @@ class PushInProgress:
             logger.error("%s %s", self._failure, SAVED_LOCALLY_HINT)
 
     def is_running(self) -> bool:
-        """Return whether a push is running in this process; a fork has no thread."""
+        """Return whether a push is running; a fork has no thread."""
         return self._process == os.getpid() and not self.is_done()
 
     def finish_before_exit(self) -> None:
-        """Wait for running pushes when the program ends, until Ctrl-C."""
+        """Wait for running pushes at the end of the program, until Ctrl-C."""
         description = self._description()
         try:
             logger.warning("%s. The program ends when that is done; Ctrl-C ends it at once.", description)
@@ -360,8 +346,7 @@ class PushInProgress:
         except KeyboardInterrupt:
             self.cancel()
             logger.error("%s, and the program ends without it.", description)
-            # The exit functions of Python's pools would wait for the thread again, and then report this interruption
-            # with a traceback.
+            # The exit functions of Python's pools would wait again, and report this with a traceback.
             sys.unraisablehook = lambda unraisable: None
             raise
 
@@ -394,7 +379,7 @@ class PushInProgress:
                 upload.send()
             unsent = []
         except Exception as error:
-            # Later uploads would most likely fail too, and delay the next save.
+            # Later uploads would most likely fail too.
             failed = unsent[0]
             self._failure = f"Pushing {failed} failed ({describe_error(error, failed.token)}). {advise(error)}".rstrip()
         self._end_push(uploads, unsent)
@@ -414,7 +399,7 @@ class PushInProgress:
             self._end_push(uploads, self._unsent)
 
     def _end_push(self, uploads: list[Upload], unsent: list[Upload]) -> None:
-        """Record unsent uploads, and remove the files of all others."""
+        """Record unsent uploads, and remove the files of others."""
         folders = _folders_of([*self._unsent, *uploads]) - _folders_of(unsent)
         self._current, self._unsent[:] = None, unsent
         remove_snapshots(*folders)
@@ -435,8 +420,7 @@ _active_pushes: weakref.WeakSet[PushInProgress] = weakref.WeakSet()
 
 @functools.cache
 def _register_exit_function() -> None:
-    # The Hub's client uploads with Python's pools, which accept no work after their exit functions. This function is
-    # called before those, since it is registered later.
+    # Registered later, and therefore called before the exit functions of Python's pools, which then accept no work.
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         register(_finish_before_exit)
@@ -460,12 +444,11 @@ def copy_files(
     """Copy the files of a checkpoint or of output_dir that the target folder lacks.
 
     Parameters:
-        excluded: patterns of names.
-        link: links a large file, if it is not modified during the push, such as in a complete checkpoint; None copies.
+        link: links a large file that is not modified during the push; None copies.
     """
     target.mkdir(parents=True, exist_ok=True)
     for parent, folders, names in os.walk(source):
-        # A folder with Lightning's state is a checkpoint of a `lightning.Trainer`, under any name.
+        # A checkpoint of a `lightning.Trainer` may have any name.
         copied = (name for name in folders if not Path(parent, name, LIGHTNING_STATE_NAME).is_file())
         folders[:] = sorted(name for name in copied if name != SNAPSHOT_DIR)
         for path in (Path(parent, name) for name in sorted(names)):
@@ -493,7 +476,7 @@ def _copy_file(source: Path, target: Path, link: Callable[[Path, Path], None] | 
 
 @contextlib.contextmanager
 def create_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
-    """Create and lock the folder of a push, which the block fills, and remove it if the block fails."""
+    """Create and lock the folder of a push, and remove it if the block fails."""
     # The script may change its working directory before the push ends.
     folder = output_dir.resolve() / SNAPSHOT_DIR / f"{name}-{uuid.uuid4().hex[:8]}"
     lock_folder(folder)
@@ -505,15 +488,13 @@ def create_snapshot(output_dir: Path, name: str) -> Iterator[Path]:
 
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
-    """Remove the snapshots of killed runs."""
     for folder in sorted((output_dir / SNAPSHOT_DIR).glob("*")):
-        # Without locks in the file system the owner is unknown, and the folder is not removed.
+        # Without locks in the file system the owner is unknown.
         if is_abandoned(folder):
             remove_snapshots(folder)
 
 
 def remove_snapshots(*folders: Path) -> None:
-    """Remove snapshots, and their parent folder if it is empty then."""
     for folder in folders:
         get_store(folder).close()
         shutil.rmtree(folder, ignore_errors=True)

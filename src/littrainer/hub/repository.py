@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 CARD_NAME = "README.md"
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
-# Prefix of references that the Hub creates itself, such as pull requests.
+# For references of the Hub itself, such as pull requests.
 HUB_REFERENCE_PREFIX = "refs/"
 # HTTP status -> advice.
 ADVICE: dict[int, str] = {
@@ -37,14 +37,12 @@ ADVICE: dict[int, str] = {
     429: "Too many requests were sent: push less often (save_steps).",
 }
 SERVER_ERROR_ADVICE = "The Hub itself has a problem; push again later."
-# For example behind a firewall that only admits the Hub itself.
+# A firewall may admit only the Hub itself.
 XET_ADVICE = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 UNREACHABLE_ADVICE = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
-# The form of any token of the Hub.
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-# Bytes to search in each file: names and pickled values are stored before tensors.
+# Names and pickled values are stored before tensors.
 MAX_SEARCHED_BYTES = 16 << 20
-# Parts of the names of errors without a response.
 CONNECTION_ERROR_NAMES = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
 
@@ -53,8 +51,8 @@ class HubState:
     """The repository of a Trainer.
 
     Attributes:
-        model_id: the repository's id; None until it is created.
-        pushes: the pushes in the background; None before the first push.
+        model_id: None until the repository is created.
+        pushes: the pushes in the background.
     """
 
     model_id: str | None = None
@@ -78,11 +76,7 @@ def choose_token(args: TrainingArguments, token: str | None = None) -> str | Non
 
 
 def make_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
-    """Create the repository and the branch of `hub_revision`, unless they exist; return the repository's id.
-
-    Parameters:
-        token, private: by default `hub_token` and `hub_private_repo`.
-    """
+    """Create the repository and the branch of `hub_revision`, unless they exist; return the repository's id."""
     from huggingface_hub import HfApi
 
     token = choose_token(args, token)
@@ -95,7 +89,7 @@ def make_repository(args: TrainingArguments, token: str | None = None, private: 
 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:
-    """Create a branch, unless it exists or its name is a reference of the Hub itself."""
+    """Create a branch, unless its name is a reference of the Hub itself."""
     if revision is not None and revision != MAIN_BRANCH and not revision.startswith(HUB_REFERENCE_PREFIX):
         from huggingface_hub import HfApi
 
@@ -121,7 +115,6 @@ def explain_errors(doing: str, token: str | None) -> Iterator[None]:
 
 
 def advise(error: BaseException) -> str:
-    """Return advice on an error of a push, or an empty string."""
     for link in error_and_reasons(error):
         status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
@@ -143,7 +136,6 @@ def describe_error(error: BaseException, *tokens: Any) -> str:
 
 
 def find_tokens(*further: Any) -> list[str]:
-    """Return the access tokens of this process, and further tokens."""
     tokens = [*further, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
     # An error here occurs again, with an explanation, when the client signs in.
     with contextlib.suppress(Exception):
@@ -154,7 +146,7 @@ def find_tokens(*further: Any) -> list[str]:
 
 
 def redact_tokens(text: str, *further: Any) -> str:
-    """Return a text without access tokens of this process, further tokens, and strings that look like tokens."""
+    """Mask the access tokens of this process, further tokens, and strings that look like tokens."""
     for token in find_tokens(*further):
         text = text.replace(token, mask_secret("hub_token"))
     redacted: str = redact_secrets(HUB_TOKEN.sub(mask_secret("hub_token"), text))
@@ -162,12 +154,10 @@ def redact_tokens(text: str, *further: Any) -> str:
 
 
 def contains_token(text: str, *further: Any) -> bool:
-    """Return whether a text contains a token, or a string that looks like a token."""
     return HUB_TOKEN.search(text) is not None or any(token in text for token in find_tokens(*further))
 
 
 def remove_files_with_tokens(folder: Path, *further: Any) -> None:
-    """Remove files that contain tokens from a folder to push, with a warning."""
     secrets = [token.encode() for token in find_tokens(*further)]
     for path in filter(Path.is_file, sorted(folder.rglob("*"))):
         with path.open("rb") as file:

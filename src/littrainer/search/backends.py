@@ -29,7 +29,6 @@ class HyperParamSearchBackendBase:
 
     @staticmethod
     def is_available() -> bool:
-        """Return whether the library is installed."""
         raise NotImplementedError("A backend has to say whether it is available.")
 
     def run(
@@ -43,13 +42,11 @@ class HyperParamSearchBackendBase:
         raise NotImplementedError(f"{type(self).__name__} has no default space: pass hp_space.")
 
     def ensure_available(self) -> None:
-        """Raise a RuntimeError with the command to install the library, unless it is installed."""
         if not self.is_available():
             raise RuntimeError(f"backend={self.name!r} is not installed: run {self.pip_install()}.")
 
     @classmethod
     def pip_install(cls) -> str:
-        """Return the command that installs the library."""
         return f"`pip install {cls.pip_package or cls.name}`"
 
 
@@ -59,13 +56,11 @@ class _LibraryBackend(HyperParamSearchBackendBase):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Return whether the library is installed."""
         return all(find_spec(name) is not None for name in cls.modules)
 
     def run(
         self, trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any
     ) -> BestRun | list[BestRun] | None:
-        """Run the search; the keywords are the library's."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
 
@@ -99,7 +94,6 @@ class WandbBackend(_LibraryBackend):
 
 
 def run_hp_search_ray(trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any) -> Any:
-    """Search on Ray Tune, without importing Ray before."""
     return RayTuneBackend().run(trainer, n_trials, direction, **kwargs)
 
 
@@ -110,7 +104,6 @@ ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]]
 
 
 def default_hp_search_backend() -> str:
-    """Return the name of the first backend that is installed."""
     backends = ALL_HYPERPARAMETER_SEARCH_BACKENDS.values()
     for backend in backends:
         if backend.is_available():
@@ -120,12 +113,7 @@ def default_hp_search_backend() -> str:
 
 
 def find_backend(name_or_member: Any) -> tuple[Any, HyperParamSearchBackendBase]:
-    """Return the key of a backend in the table, and the backend.
-
-    Raises:
-        ValueError: the name is unknown.
-        RuntimeError: the backend is not installed.
-    """
+    """Return the key of an installed backend in the table, and the backend."""
     name = default_hp_search_backend() if name_or_member is None else getattr(name_or_member, "value", name_or_member)
     if not isinstance(name, str):
         raise TypeError(f"backend={name!r} is {kind_of(name)}; give a name, such as 'optuna'.")

@@ -1,7 +1,6 @@
 """A search whose trials several processes train together.
 
-The first process draws the parameters, as in transformers before the model is made, and broadcasts them as a fixed
-trial. It also decides objective and pruning.
+The first process draws the parameters and broadcasts them as a fixed trial; it also decides objective and pruning.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ MAX_WAIT_FOR_FAILURES_S = 60.0
 
 
 class _EndSearch(NamedTuple):
-    """The message after the last trial, with the result of the search or the error that ended it."""
+    """The message after the last trial."""
 
     result: Any = None
     error: str | None = None
 
 
 def reject_multiple_processes(args: TrainingArguments, option: str) -> None:
-    """Raise a SearchMistake if several processes train each trial, which contradicts options such as `n_jobs=4`."""
+    """Raise a SearchMistake if several processes train each trial."""
     if args.world_size > 1:
         raise SearchMistake(
             f"{option} runs each trial in one process, and here {args.world_size} processes train one model together. "
@@ -55,12 +54,12 @@ def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Valu
     """Run a search whose trials all processes train together, and return its result in all of them.
 
     Parameters:
-        search: called in the first process only, with a function that runs a trial in all processes and returns its
-            objective, or raises its error. Between trials it must not use collectives.
+        search: called in the first process only, with a function that runs a trial in all processes; must not use
+            collectives between trials.
 
     Raises:
-        FailedElsewhere: `search` has failed in the first process, which raises the error itself. A process in which the
-            last trial has failed raises that trial's error.
+        FailedElsewhere: `search` has failed in the first process; a process in which the last trial has failed raises
+            the trial's error instead.
         LostProcess: a process has ended or is not in sync.
     """
     if not is_distributed():
@@ -78,11 +77,9 @@ def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Valu
 
 
 def _start_trial(trainer: SearchTrainer, trial: Any) -> Any:
-    """Broadcast a trial from the first process and run it."""
     message = trial
     if not isinstance(trial, dict):
         call_space(trainer.hp_space, trial)
-        # The search has loaded the library.
         message = importlib.import_module("optuna").trial.FixedTrial(dict(trial.params), trial.number)
     broadcast_object(message)
     return _run_trial_on_all_ranks(trainer, trial)
@@ -108,7 +105,7 @@ def _run_trials_of_first(trainer: SearchTrainer) -> Any:
 
 
 def _run_trial_on_all_ranks(trainer: SearchTrainer, trial: Any) -> Any:
-    """Run a trial, which fails if any process fails; raise a LostProcess if the other processes hang in it."""
+    """Run a trial, which fails if any process fails; raise a LostProcess if others hang in it."""
     name = f"trial {trial.number}" if hasattr(trial, "number") else "a trial"
     with raise_on_all_ranks(name):
         try:

@@ -52,13 +52,8 @@ def run_hp_search_optuna(
 ) -> BestRun | list[BestRun]:
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
 
-    Parameters:
-        n_trials: the number of trials; None for as many as `timeout` allows, or until the study is stopped.
-        direction: `minimize` or `maximize`, or a list of them.
-        kwargs: keywords of `optuna.create_study` and `optuna.Study.optimize`.
-
     Raises:
-        TypeError: a keyword that neither of them takes.
+        TypeError: a keyword of neither `create_study` nor `Study.optimize`.
         ValueError: the study in the storage has other directions.
         RuntimeError: no trial was completed.
     """
@@ -93,7 +88,7 @@ def run_hp_search_optuna(
                 if jobs == 1:
                     current.optimize(**keywords)
                 else:
-                    # This thread receives Ctrl-C and interrupts the processes, which ends the other thread.
+                    # This thread receives Ctrl-C and interrupts the processes.
                     with ThreadPoolExecutor(1) as thread, TrialProcesses(trainer, study, jobs, folder) as processes:
                         current.run_trial, current.interrupt_processes = processes.run, processes.interrupt
                         thread.submit(current.optimize, **keywords).result()
@@ -106,7 +101,7 @@ def run_hp_search_optuna(
 
 
 def _storage_for_processes(storage: Any, folder: str) -> Any:
-    """Return the user's storage, or a file for a study in memory, for several processes."""
+    """Return the user's storage, or a file instead of a study in memory."""
     from optuna.storages import InMemoryStorage, JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -132,7 +127,6 @@ class OptunaSearch:
     """The trials of a search in a study.
 
     Parameters:
-        run_trial: trains with a trial and returns its objective.
         catch: errors of a trial after which the search continues.
     """
 
@@ -140,7 +134,6 @@ class OptunaSearch:
         self, trainer: SearchTrainer, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]
     ):
         self.trainer, self.study, self.run_trial, self.catch = trainer, study, run_trial, catch
-        # Interrupts concurrent trials.
         self.interrupt_processes: Callable[[], None] = lambda: None
         # The error that ends the search.
         self.error: Exception | None = None
@@ -180,7 +173,7 @@ class OptunaSearch:
             if trial.state == TrialState.RUNNING:
                 self._queue_again(trial)
                 self.study.tell(trial.number, state=TrialState.FAIL)
-            # Neither is true of an interrupted trial.
+            # False for an interrupted trial.
             ended += trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs
         self.study.sampler.reseed_rng()
         return ended
@@ -192,12 +185,10 @@ class OptunaSearch:
         self.study.add_trial(create_trial(state=TrialState.WAITING, **drawn))
 
     def finish(self) -> None:
-        """Record that this search is not to be resumed."""
         if f"{NOTE_PREFIX}{self._id}" in self.study.user_attrs:
             self.study.set_user_attr(f"{NOTE_PREFIX}{self._id}", None)
 
     def optimize(self, **keywords: Any) -> None:
-        """Run trials; the keywords are those of `Study.optimize`."""
         try:
             self.study.optimize(self._objective, catch=self.catch, **keywords)
         except KeyboardInterrupt:
@@ -208,7 +199,6 @@ class OptunaSearch:
             raise self.error
 
     def _objective(self, trial: Any) -> Any:
-        """Run a trial; Optuna calls this for each."""
         trial.set_user_attr(SEARCH, self._id)
         try:
             objective = self.run_trial(trial)
@@ -219,7 +209,6 @@ class OptunaSearch:
                     f"{len(self.study.directions)}: give as many directions as there are objectives."
                 )
             if any(map(math.isnan, values)):
-                # Optuna counts this trial as failed.
                 trial.set_user_attr(ERROR, "the objective is nan")
             return objective
         except KeyboardInterrupt:
@@ -245,7 +234,6 @@ class OptunaSearch:
                     trial.set_user_attr(FOLDER, folder)
 
     def write_record(self, *_: Any) -> None:
-        """Write the record of all trials; Optuna calls this after each trial."""
         with self._lock:
             self._record.update(self._collect_trial_records())
 
@@ -266,7 +254,6 @@ class OptunaSearch:
         return record
 
     def best_runs(self) -> BestRun | list[BestRun]:
-        """Return the best trial, or the Pareto-optimal trials of several objectives."""
         trials = self._collect_trial_records()
         if not any(trial.state == COMPLETE for trial in trials):
             raise make_no_trial_error(trials, "With catch=() a search ends at the first failure, with its traceback.")
@@ -277,7 +264,7 @@ class OptunaSearch:
 
 
 def describe_distribution(distribution: Any) -> dict[str, Any]:
-    """Return one of Optuna's distributions in the format of `TrialRecord.distributions`."""
+    """Return a distribution in the format of `TrialRecord.distributions`."""
     if hasattr(distribution, "choices"):
         return {"kind": "categorical", "choices": list(distribution.choices)}
     kind = "int" if type(distribution).__name__.startswith("Int") else "float"

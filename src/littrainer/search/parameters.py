@@ -34,7 +34,7 @@ class SearchMistake(TypeError):
 
 
 def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
-    """Draw learning rate, epochs, seed and micro-batch size from an Optuna trial."""
+    """Draw the hyperparameters of a search without `hp_space`."""
     return {
         "learning_rate": trial.suggest_float("learning_rate", MIN_LEARNING_RATE, MAX_LEARNING_RATE, log=True),
         "num_train_epochs": trial.suggest_int("num_train_epochs", 1, MAX_EPOCHS),
@@ -44,7 +44,6 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Return the same hyperparameters as domains of Ray Tune."""
     tune: Any = importlib.import_module("ray.tune")
     return {
         "learning_rate": tune.loguniform(MIN_LEARNING_RATE, MAX_LEARNING_RATE),
@@ -55,10 +54,9 @@ def default_hp_space_ray(trial: Any) -> dict[str, Any]:
 
 
 def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
-    """Return the same hyperparameters as the configuration of a Weights & Biases sweep."""
     parameters = {
         "learning_rate": {"distribution": "uniform", "min": MIN_LEARNING_RATE, "max": MAX_LEARNING_RATE},
-        # As in transformers, the maximum is higher by 1 than for the other libraries.
+        # As in transformers, higher by 1 than for the other libraries.
         "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": MAX_EPOCHS + 1},
         "seed": {"distribution": "int_uniform", "min": 1, "max": MAX_SEED},
         "per_device_train_batch_size": {"values": MICRO_BATCH_SIZES},
@@ -67,7 +65,7 @@ def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
 
 
 def call_space(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
-    """Return the dict of a space function for a trial; raise a SearchMistake if it fails or returns another type."""
+    """Call a space function; raise a SearchMistake if it fails or returns another type than a dict."""
     try:
         parameters = space(trial)
     except Exception as error:
@@ -84,16 +82,13 @@ def call_space(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
 
 
 def get_drawn_parameters(trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that Ray Tune or a sweep has drawn."""
     return {name: value for name, value in trial.items() if name not in IGNORED_CONFIG_KEYS}
 
 
 def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
     """Set all arguments to the parameters of a trial, or none if any fails; return the names of changed arguments.
 
-    Parameters:
-        parameters: values by present or earlier names of arguments. As in transformers other names are skipped with a
-            warning.
+    As in transformers, unknown names are skipped with a warning.
 
     Raises:
         SearchMistake: a value has the wrong type.
@@ -144,11 +139,7 @@ def _warn_of_unknown(name: str, cls: type) -> None:
 
 
 def resolve_arguments(args: Any, changed: Container[str]) -> None:
-    """Copy changed aliases to their arguments, and apply the rules of the constructor.
-
-    Parameters:
-        changed: names of the arguments that a trial or a script has set.
-    """
+    """Copy changed aliases to their arguments, and apply the rules of the constructor."""
     for alias, name in ALIASES.items():
         if alias in changed and name not in changed:
             setattr(args, name, getattr(args, alias))
@@ -159,7 +150,7 @@ def resolve_arguments(args: Any, changed: Container[str]) -> None:
         args.greater_is_better = None
     if isinstance(args, TrainingArguments):
         wants_bars = args._asked_for_bars
-        # The constructor of a script's subclass may only run once.
+        # A subclass's constructor may only run once.
         try:
             TrainingArguments.__post_init__(args)
         except TypeError as error:
@@ -168,9 +159,8 @@ def resolve_arguments(args: Any, changed: Container[str]) -> None:
 
 
 def has_changed(new: Any, old: Any) -> bool:
-    """Return whether two values of an argument differ."""
     try:
         return new is not old and bool(new != old)
     except Exception:
-        # Arrays and other objects without a truth value.
+        # Such as arrays.
         return True

@@ -1,7 +1,6 @@
 """A search on Ray Tune: each trial runs in a process that Ray starts.
 
-Ray ends and pauses a trial by a SystemExit in `ray.tune.report`. Therefore this is called after all other actions at
-an optimizer step, so that a trial resumes exactly from its checkpoint.
+Ray ends and pauses a trial by a SystemExit in `ray.tune.report`, which is therefore called last at an optimizer step.
 """
 
 from __future__ import annotations
@@ -40,16 +39,15 @@ from littrainer.search.record import (
 from littrainer.search.trainer_pickle import pack, unpack
 from littrainer.search.trial import SearchTrainer, is_trial_failure, run_trial
 
-# Prefix of the names of an experiment and its trials.
 NAME = "hyperparameter_search"
 # Entries of a result, in addition to the evaluation's metrics.
 OBJECTIVE, STEP, LAST_STEP = "objective", "step", "max_steps"
-# A scheduler that needs no evaluation during training, and the schedulers that never pause a trial.
+# FIFO needs no evaluation during training.
 FIFO_SCHEDULER = "FIFOScheduler"
 NON_PAUSING_SCHEDULERS = (FIFO_SCHEDULER, "AsyncHyperBandScheduler")
-# Ray's default of two seconds is too short to close the runs of trackers when it ends a trial.
+# Ray's default of two seconds is too short to close the runs of trackers.
 THREAD_TIMEOUT, MAX_SHUTDOWN_S = "TUNE_FUNCTION_THREAD_TIMEOUT_S", "60"
-# The logger of every checkpoint that Ray receives.
+# Logs every checkpoint that Ray receives.
 CHECKPOINT_LOGGER = "ray.train._internal.storage"
 PROCESS_DIED_MESSAGE = (
     "its process died without an error, most often as memory ran out (let fewer trials run at once, with "
@@ -62,10 +60,9 @@ def search_with_ray(trainer: SearchTrainer, n_trials: int, direction: str, **kwa
 
     Parameters:
         n_trials: samples of the space; each sample takes all values of a `grid_search`.
-        direction: `minimize` or `maximize`.
         kwargs: keywords of `ray.tune.run`. By default a trial gets a CPU and, if available, a GPU, failed trials
             do not end the search (`raise_on_failed_trial=False`), and a `CLIReporter` shows the trials. The
-            environment variable `RAY_SCOPE` selects the objective of a trial, `last` by default.
+            variable `RAY_SCOPE` selects the objective of a trial, `last` by default.
 
     Returns:
         the best trial that has not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
@@ -73,8 +70,7 @@ def search_with_ray(trainer: SearchTrainer, n_trials: int, direction: str, **kwa
     Raises:
         ValueError, TypeError: an unknown keyword, or more than one GPU per trial.
         RuntimeError: the scheduler needs evaluations during training, or no trial was completed.
-        SearchMistake, or an error that hyperparameters cannot cause: the script is wrong for every trial, or several
-            processes run this search.
+        Exception: the script is wrong for every trial, or several processes run this search.
     """
     args, scheduler = trainer.args, kwargs.get("scheduler")
     reject_multiple_processes(args, 'backend="ray"')
@@ -129,10 +125,7 @@ def search_with_ray(trainer: SearchTrainer, n_trials: int, direction: str, **kwa
 
 
 def describe_domain(domain: Any) -> dict[str, Any] | None:
-    """Return an entry of Ray Tune's search space in the format of `TrialRecord.distributions`.
-
-    Constants, normal distributions and functions have no such format.
-    """
+    """Return an entry of Ray Tune's space in the format of `TrialRecord.distributions`, if that can express it."""
     choices = getattr(domain, "categories", None)
     if isinstance(domain, dict) and list(domain) == ["grid_search"]:
         choices = domain["grid_search"]
@@ -162,32 +155,26 @@ class RayTrials(ray.tune.Callback):
         self._record, self._hp_name = record, hp_name
         descriptions = {name: describe_domain(domain) for name, domain in space.items()}
         self._distributions = {name: described for name, described in descriptions.items() if described is not None}
-        # Id of a trial -> its record.
+        # By id.
         self.records: dict[str, TrialRecord] = {}
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Record that a trial runs."""
         self.record_state(trial, RUNNING)
 
     def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-        """Record an evaluation of a trial."""
         if OBJECTIVE in result:
             record = self.record_state(trial, RUNNING)
             record.intermediate.append((result.get(STEP, iteration), result[OBJECTIVE]))
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Record the end of a trial; a trial stopped before its last step is pruned."""
+        """Record the end of a trial, which is pruned if it stopped before its last step."""
         result = trial.last_result or {}
         self.record_state(trial, COMPLETE if result.get(STEP, 0) >= result.get(LAST_STEP, 0) else PRUNED)
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
-        """Record that a trial has failed.
-
-        Raises:
-            Exception: its error, if hyperparameters cannot have caused it, to end the search.
-        """
+        """Record a failure; raise an error that hyperparameters cannot have caused, to end the search."""
         error: Any = None
-        # This file is next to Ray's logs; Ray copies it to the storage later.
+        # Ray copies this file to the storage later.
         with contextlib.suppress(Exception):
             error = ray.cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
         cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
@@ -197,7 +184,6 @@ class RayTrials(ray.tune.Callback):
             raise self.mistake
 
     def record_state(self, trial: Any, state: str, error: str | None = None) -> TrialRecord:
-        """Record the state of one of Ray's trials."""
         if trial.trial_id not in self.records:
             name = f"run-{trial.trial_id}"
             # A failing hp_name fails in the trial's process too, which ends the search.
@@ -214,7 +200,7 @@ class RayTrials(ray.tune.Callback):
         return record
 
     def end(self) -> None:
-        """Record running trials as interrupted, since the search is over."""
+        """Record running trials as interrupted."""
         for record in self.records.values():
             if record.state == RUNNING:
                 record.state, record.error = FAILED, INTERRUPTED
@@ -235,23 +221,20 @@ def train_trial(
     """Run a trial in its process; Ray calls this.
 
     Parameters:
-        config: the hyperparameters that Ray has drawn.
-        packed_trainer: the result of `trainer_pickle.pack`.
-        path, folder, is_redirected: `sys.path`, working folder and redirection of transformers' names of the process
-            that started the search.
+        path, folder, is_redirected: `sys.path`, working folder and redirection of the process that started the search.
         checkpoints_each_report: whether the scheduler may pause a trial at any report.
     """
     logging.getLogger(CHECKPOINT_LOGGER).setLevel(logging.WARNING)
     os.environ.setdefault(THREAD_TIMEOUT, MAX_SHUTDOWN_S)
     sys.path.extend(entry for entry in path if entry not in sys.path)
-    # Paths in the script and in its arguments are relative to the folder in which the search was started.
+    # The script's paths are relative to the folder in which the search was started.
     if "RAY_CHDIR_TO_TRIAL_DIR" not in os.environ and os.path.isdir(folder):
         os.chdir(folder)
     if is_redirected:
         redirect.install()
     trainer = unpack(packed_trainer)
     trainer.session.search.saves_each_report = checkpoints_each_report
-    # Ray has assigned a GPU, or none, to this process.
+    # Ray has assigned a GPU, or none.
     for name in ("device", "_n_gpu"):
         vars(trainer.args).pop(name, None)
     # A paused trial must resume exactly.
@@ -266,7 +249,7 @@ def train_trial(
 
 
 def report_to_ray(trainer: SearchTrainer, metrics: dict[str, Any]) -> None:
-    """Report an evaluation to Ray, during training after all other actions at this optimizer step."""
+    """Report an evaluation to Ray, during training after all other actions at an optimizer step."""
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
@@ -286,7 +269,7 @@ def _report_result(trainer: SearchTrainer, result: dict[str, Any], saves: bool) 
         try:
             ray.tune.report(result, checkpoint=checkpoint)
         except SystemExit:
-            # Ray ends the trial here and has changed the working folder; let trackers close the trial's run.
+            # Ray has changed the working folder; let trackers close the trial's run.
             os.chdir(working_folder)
             trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise

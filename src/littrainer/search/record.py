@@ -49,15 +49,12 @@ class TrialRecord:
     """The record of a trial.
 
     Parameters:
-        id: its id in the backend.
         state: `complete`, `pruned`, `failed` or `running`.
         objective: a number, or a list with a number for each direction.
         parameters: its hyperparameters; values that JSON lacks are written as text.
         distributions: parameter -> `{"kind": "categorical", "choices"}`, or `{"kind": "float" or "int", "low", "high",
             "log", "step"}` with inclusive bounds, and `step` None for a continuous range.
         intermediate: (optimizer step, value) of each objective reported during training.
-        seconds: its duration, if known.
-        folder: its run folder.
         error: the reason of a failure, in one line.
     """
 
@@ -72,7 +69,7 @@ class TrialRecord:
     error: str | None = None
 
     def objectives(self) -> list[float]:
-        """Return the objectives in the order of the directions; an empty list without an objective."""
+        """Return the objectives in the order of the directions."""
         if self.objective is None:
             return []
         return list(self.objective) if isinstance(self.objective, list | tuple) else [self.objective]
@@ -85,9 +82,9 @@ class StoredSearch:
     Parameters:
         backend: `optuna`, `ray` or `wandb`, or the name of a script's backend.
         directions: `maximize` or `minimize` for each objective.
-        name: the name of the study or experiment, if it has a name.
+        name: the name of the study or experiment.
         objective_names: a name for each direction, or an empty list.
-        trials: the trials in the order of their starts.
+        trials: in the order of their starts.
     """
 
     backend: str
@@ -98,15 +95,11 @@ class StoredSearch:
 
 
 class UnreadableRecord(ValueError):
-    """Raised for a file that is not the record of a search; the message contains the reason."""
+    """Raised for a file that is not the record of a search, with the reason."""
 
 
 class SearchRecord:
-    """Writer of a running search's record into the `output_dir` at its start, in the first process.
-
-    Parameters:
-        backend, directions, name, objective_names: as in `StoredSearch`.
-    """
+    """Writer of a running search's record into the `output_dir` at its start, in the first process."""
 
     def __init__(
         self,
@@ -121,7 +114,7 @@ class SearchRecord:
         self._can_write: bool = args.process_index == 0
 
     def update(self, trials: Sequence[TrialRecord]) -> None:
-        """Write the record of all trials; if that fails the search continues, with a single warning."""
+        """Write the record; a failure is logged once, and the search continues."""
         self.search.trials = list(trials)
         if not self._can_write:
             return
@@ -138,7 +131,7 @@ class SearchRecord:
 
 
 def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
-    """Return the first complete trial with the best objective, or the Pareto-optimal trials of several objectives."""
+    """Return the first complete trial with the best objective, or the Pareto-optimal trials."""
     signs = [-1.0 if direction == MAXIMIZE else 1.0 for direction in directions]
     costs: list[tuple[list[float], TrialRecord]] = []
     for trial in trials:
@@ -199,17 +192,12 @@ def plain(value: Any) -> Any:
 
 
 def format_error(error: BaseException) -> str:
-    """Return class and message of an error in one line."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}"[:MAX_ERROR_CHARACTERS] if message else type(error).__name__
 
 
 def make_no_trial_error(trials: Sequence[TrialRecord], advice: str = "") -> RuntimeError:
-    """Return the error for a search without a complete trial, with the first failure.
-
-    Parameters:
-        advice: a sentence on how to find the cause of a failure.
-    """
+    """Return the error for a search without a complete trial, with the first failure and advice on it."""
     if not trials:
         return RuntimeError(
             "This search ended before any trial: give it more time (timeout), or find the caller of Study.stop()."

@@ -35,7 +35,6 @@ def hyperparameter_search(
     hp_name: Callable[[Any], str] | None,
     **kwargs: Any,
 ) -> BestRun | list[BestRun]:
-    """Run a search; see `Trainer.hyperparameter_search`."""
     key, library = find_backend(backend)
     if trainer.model_init is None:
         raise RuntimeError(
@@ -85,11 +84,10 @@ def _check_number_of_trials(n_trials: Any, backend: Any) -> int | None:
 
 
 def _check_direction(direction: Any) -> str | list[str]:
-    """Return the direction of a search, or a list of them for several objectives."""
     has_several = isinstance(direction, (list, tuple))
     if has_several and not direction:
         raise ValueError("direction is an empty list; give one direction for each objective.")
-    # Optuna's enumeration has the same names.
+    # Or a member of Optuna's enumeration.
     names = [str(getattr(entry, "name", entry)).lower() for entry in (direction if has_several else [direction])]
     for name in names:
         if name not in DIRECTIONS:
@@ -103,12 +101,9 @@ def searching(trainer: SearchTrainer, backend: Any) -> Iterator[None]:
     """Run a search in the block, and restore the arguments after it.
 
     As in transformers the Trainer's state is not reset between trials, and the Trainer has no model afterwards.
-
-    Parameters:
-        backend: a member of HPSearchBackend, or the name of a script's backend.
     """
     args, search = trainer.args, trainer.session.search
-    # Copy containers, which a trial may change, but not other objects in them.
+    # A trial may change the containers.
     values = map_nested(
         lambda leaf: copy.copy(leaf) if isinstance(leaf, AcceleratorConfig) else leaf,
         vars(args),
@@ -135,7 +130,6 @@ def searching(trainer: SearchTrainer, backend: Any) -> Iterator[None]:
 
 
 def apply_best(trainer: SearchTrainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
-    """Set arguments to a trial's hyperparameters; see `Trainer.apply_best`."""
     if not isinstance(best, BestRun):
         advice = "; it has several objectives, so choose one" if isinstance(best, list) else ""
         raise TypeError(f"apply_best takes a BestRun of hyperparameter_search, and got {kind_of(best)}{advice}.")

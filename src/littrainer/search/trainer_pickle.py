@@ -21,12 +21,7 @@ ATTRIBUTES_OF_PROCESS = ("_accelerator", "gather_function")
 
 
 def pack(trainer: SearchTrainer) -> bytes:
-    """Pickle a Trainer that has a `model_init`, without its model, its optimizer and the attributes of this process.
-
-    Raises:
-        TypeError: an attribute cannot be pickled.
-        ImportError: cloudpickle is not installed.
-    """
+    """Pickle a Trainer, without its model, its optimizer and the attributes of this process."""
     release_memory(trainer)
     try:
         import cloudpickle  # noqa: F401
@@ -50,7 +45,7 @@ def unpack(data: bytes) -> Any:
 
     It prints its logs, since several progress bars would overwrite each other.
     """
-    # As in the Trainer's constructor, load Lightning before any random numbers are drawn.
+    # As in the Trainer's constructor, before any random numbers are drawn.
     run_lightning.import_lightning()
     unpickler = pickle.Unpickler(io.BytesIO(data))
     trainer = unpickler.load()
@@ -62,7 +57,7 @@ def unpack(data: bytes) -> Any:
     vars(trainer).update(state)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TrackerCallback):
-            # Some trackers look up the run of their process in this event.
+            # Some trackers look up the run of their process here.
             callback.on_init_end(trainer.args, trainer.state, trainer.control)
     bars = [trainer.pop_callback(kind) for kind in (ProgressCallback, default_progress_callback())]
     if any(bar is not None for bar in bars):
@@ -113,6 +108,6 @@ def _state_of_tracker(tracker: TrackerCallback, trainer: SearchTrainer) -> dict[
     state = {name: value if _can_be_pickled(value, trainer) else None for name, value in vars(tracker).items()}
     state["_initialized"] = state["has_failed"] = False
     if tracker.service:
-        # A tracker with a service creates this logger with each run; otherwise it is the user's.
+        # Created with each run; without a service it is the user's.
         state["lightning_logger"] = None
     return state

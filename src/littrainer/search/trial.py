@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Hyperparameters can cause these errors: out of memory, overflow, contradicting values. Any other error, such as a
-# misspelled name, would occur in each further trial too.
+# Hyperparameters can cause these errors; any other error would occur in each further trial too.
 TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
 
 
@@ -45,9 +44,8 @@ class SearchState:
 
     Attributes:
         space, name, compute_objective: the functions of `hyperparameter_search`, or their defaults.
-        backend: the backend of the running search; None outside of a search.
-        last_backend: the backend of the last search.
-        trial, objective: trial and objective of the current or last training.
+        backend: None outside of a search.
+        trial, objective: of the current or last training.
         arguments_after: the arguments at the end of the search, to detect later changes by the script.
         best_trial: the choice of `apply_best`, for a model_init that takes a trial.
         seeds_of_models: trial -> the seed of its model.
@@ -103,11 +101,7 @@ class SearchTrainer(Protocol):
 
 
 def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
-    """Return whether the search continues after an error of a trial.
-
-    Parameters:
-        catch: classes of such errors. With the default, any error of a callback ends the search.
-    """
+    """Return whether the search continues after an error; by default any error of a callback ends it."""
     if isinstance(error, SearchMistake | LostProcess) or not isinstance(error, catch):
         return False
     is_of_callback = any(note.startswith(FROM_CALLBACK) for note in getattr(error, "__notes__", ()))
@@ -124,20 +118,19 @@ def run_trial(
 
     Parameters:
         trial: an Optuna trial, or a dict of parameters.
-        resume_from_checkpoint: a checkpoint folder; such a trial has been evaluated before.
-        on_last_evaluation: called with the metrics of an evaluation at the end of the trial, which is made if none was
-            reported during training.
+        resume_from_checkpoint: a checkpoint of this trial, which has been evaluated before.
+        on_last_evaluation: called with the metrics of an evaluation at the end, if none was reported during training.
 
     Raises:
         SearchMistake: the script is wrong for every trial.
         optuna.TrialPruned: the trial was pruned.
-        Exception: one of TRIAL_FAILURES, or any other error of the script.
+        Exception: an error of the script.
     """
-    # The error of the previous trial may have referred to memory until now.
+    # The previous trial's error may have referred to memory until now.
     release_memory(trainer)
     search = trainer.session.search
     search.objective = None
-    # Lightning's callbacks are made for a single training: a ModelCheckpoint would delete files of other trials.
+    # Otherwise Lightning's ModelCheckpoint would delete files of other trials.
     states = {
         callback: {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in attributes}
         for callback in trainer.lightning_callbacks
@@ -159,7 +152,7 @@ def run_trial(
 
 
 def release_memory(trainer: SearchTrainer) -> None:
-    """Free the model, optimizer, loaders and Lightning objects of a training, and empty the device's cache."""
+    """Free the objects of a training, and empty the device's cache."""
     trainer.session = trainer.session.copy_without_training()
     trainer.model = trainer.model_wrapped = None
     for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
@@ -173,12 +166,11 @@ def release_memory(trainer: SearchTrainer) -> None:
 
 
 def is_search_trial(trainer: SearchTrainer, trial: Any) -> bool:
-    """Return whether a training is a trial of a search."""
     return trial is not None and trainer.hp_search_backend is not None
 
 
 def begin_trial(trainer: SearchTrainer, trial: Any) -> None:
-    """Record the seed of a trial's model: the seed of the previous trial, as in transformers."""
+    """Record the seed of a trial's model: as in transformers, the previous trial's seed."""
     search = trainer.session.search
     search.seeds_of_models[str(get_trial_id(search.backend, trial))] = trainer.args.seed
 
@@ -188,8 +180,7 @@ def set_up_trial(trainer: SearchTrainer, trial: Any) -> None:
 
     Raises:
         SearchMistake: the space or a parameter is wrong.
-        ValueError: the parameters contradict each other.
-        NotImplementedError: a parameter's value is not supported.
+        ValueError, NotImplementedError: the parameters contradict each other or are not supported.
     """
     search = trainer.session.search
     search.trial = trial
@@ -210,12 +201,7 @@ def set_up_trial(trainer: SearchTrainer, trial: Any) -> None:
 
 
 def apply_changed_arguments(trainer: SearchTrainer, changed: set[str], makes_accelerator: bool = True) -> None:
-    """Update the parts of a Trainer that depend on its arguments.
-
-    Parameters:
-        changed: names of the changed arguments.
-        makes_accelerator: check the arguments, and create the accelerator too.
-    """
+    """Update the parts of a Trainer that depend on its arguments, by default including the accelerator."""
     if makes_accelerator:
         check_arguments(trainer.args)
         trainer.create_accelerator_and_postprocess()
@@ -226,11 +212,7 @@ def apply_changed_arguments(trainer: SearchTrainer, changed: set[str], makes_acc
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
-    """Return the default objective of a search: the evaluation loss, or the sum of all other metrics.
-
-    Parameters:
-        metrics: the result of `evaluate()`; epoch and speeds are ignored.
-    """
+    """Return the sum of all metrics except loss, epoch and speeds, or else the evaluation loss."""
     endings = ("_runtime", "_per_second")
     measures = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(endings)}
     loss = measures.pop("eval_loss", None)
@@ -238,7 +220,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
 
 
 def evaluate_objective(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
-    """Return the objective of an evaluation, a number or a list of numbers, broadcast from the first process."""
+    """Return the objective of an evaluation, a number or a list of numbers, from the first process."""
     with raise_on_all_ranks("computing the objective"):
         value = compute_objective(dict(metrics))
         has_several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
@@ -260,7 +242,7 @@ def report(trainer: SearchTrainer, trial: Any, step: int, metrics: dict[str, flo
     """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
 
     Raises:
-        SearchMistake: as `evaluate_objective`.
+        SearchMistake: the objective is no number.
         optuna.TrialPruned: the pruner ends the trial.
     """
     search = trainer.session.search
@@ -268,10 +250,9 @@ def report(trainer: SearchTrainer, trial: Any, step: int, metrics: dict[str, flo
         return
     search.objective = evaluate_objective(search.compute_objective, metrics)
     if isinstance(search.objective, list):
-        # Optuna prunes by a single objective only.
         return
     if hasattr(trial, "reported"):
-        # For the record; the sweep's server receives the tracker's metrics.
+        # For the record; the server receives the tracker's metrics.
         trial.reported.append((step, search.objective))
     if search.backend != HPSearchBackend.OPTUNA:
         return
@@ -288,7 +269,6 @@ def report(trainer: SearchTrainer, trial: Any, step: int, metrics: dict[str, flo
 
 
 def get_trial_id(backend: Any, trial: Any) -> Any:
-    """Return the id of a trial in its backend."""
     if backend == HPSearchBackend.RAY:
         return importlib.import_module("ray.tune").get_context().get_trial_id()
     if backend == HPSearchBackend.WANDB:
@@ -297,7 +277,7 @@ def get_trial_id(backend: Any, trial: Any) -> Any:
 
 
 def get_trial_folder(trainer: SearchTrainer, trial: Any) -> str:
-    """Return the folder of a training's checkpoints, for a trial `run-<id>` or the result of `hp_name`."""
+    """Return the folder of a training's checkpoints, in a search with the trial's name."""
     if not is_search_trial(trainer, trial):
         return trainer.args.output_dir
     hp_name = trainer.hp_name

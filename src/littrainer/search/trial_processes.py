@@ -1,7 +1,7 @@
 """`n_jobs`: each trial of a study in a separate process on this machine.
 
-Optuna's threads start the trials and record their ends. The process of a trial receives the Trainer and the trial by
-its standard input, and draws, reports and prunes through the storage of the study.
+Optuna's threads start the trials. A trial's process receives the Trainer and the trial by its standard input; it
+draws, reports and prunes through the storage of the study.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PROGRAM = "import sys, littrainer.search.trial_processes as processes; processes
 
 
 def count_jobs(args: TrainingArguments, n_jobs: Any) -> int:
-    """Return the number of parallel trials: `n_jobs`, or for -1 the number of GPUs or else of cores."""
+    """Return the number of parallel trials; for -1 the number of GPUs, or else of cores."""
     is_number = hasattr(n_jobs, "__index__") and not isinstance(n_jobs, bool)
     if not is_number or (n_jobs < 1 and n_jobs != -1):
         raise SearchMistake(f"n_jobs={n_jobs!r} has to be the number of trials at once, or -1 for one on each GPU.")
@@ -57,7 +57,7 @@ def count_jobs(args: TrainingArguments, n_jobs: Any) -> int:
 
 
 def _list_gpus(args: TrainingArguments) -> list[str]:
-    """Return the GPUs as in CUDA_VISIBLE_DEVICES; an empty list if the arguments select the CPU."""
+    """Return the GPUs as in CUDA_VISIBLE_DEVICES; an empty list on the CPU."""
     if args.device.type != "cuda":
         return []
     import torch
@@ -68,7 +68,6 @@ def _list_gpus(args: TrainingArguments) -> list[str]:
 
 
 def make_environment(args: TrainingArguments, job: int, jobs: int) -> dict[str, str]:
-    """Return the environment of a trial's process, with its GPU and number of CPU threads."""
     import torch
 
     gpus = _list_gpus(args)
@@ -87,11 +86,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
 
     Parameters:
         study: its storage must support several processes.
-        jobs: number of parallel trials.
         folder: for files with the outcomes of trials.
-
-    Raises:
-        TypeError: an object cannot be pickled.
     """
 
     def __init__(self, trainer: SearchTrainer, study: Any, jobs: int, folder: str):
@@ -99,13 +94,13 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
 
         _pickle(study)
         self._folder = folder
-        # The Trainer contains access tokens, so it is not written to a file, which a killed search would leave.
+        # Not in a file, which a killed search would leave, since the Trainer contains access tokens.
         self._sent = pickle.dumps((pack(trainer), _pickle(study.sampler), optuna.logging.get_verbosity()))
-        # A trial reuses the environment, and so the GPU, of a trial that has ended.
+        # A trial reuses the environment, and so the GPU, of an ended trial.
         self._environments: SimpleQueue[dict[str, str]] = SimpleQueue()
         for job in range(jobs):
             self._environments.put(make_environment(trainer.args, job, jobs))
-        # All processes end when this pipe is closed, at the latest at the end of this process.
+        # All processes end when this pipe is closed.
         self._pipe, writer = os.pipe()
         self._open_during_search = os.fdopen(writer, "wb")
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -116,8 +111,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
 
         Raises:
             KeyboardInterrupt: the processes have been interrupted.
-            RuntimeError: the process ended without an outcome.
-            Exception: the error that ended the trial.
+            Exception: the error that ended the trial, or a RuntimeError if the process ended without an outcome.
         """
         outcome_file, pickled_trial = Path(self._folder, f"{trial.number}.outcome"), _pickle(trial)
         command = [sys.executable, "-c", PROGRAM, str(self._pipe), str(outcome_file)]
@@ -125,7 +119,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         try:
             if self._open_during_search.closed:
                 raise KeyboardInterrupt
-            # In a new session it does not receive Ctrl-C itself; this process interrupts it.
+            # In a new session it does not receive Ctrl-C itself.
             with subprocess.Popen(
                 command, env=variables, stdin=subprocess.PIPE, pass_fds=[self._pipe], start_new_session=True
             ) as process:
@@ -148,7 +142,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         return objective
 
     def interrupt(self) -> None:
-        """Interrupt the processes, as Ctrl-C does, and kill them after a timeout."""
+        """Interrupt the processes as Ctrl-C does, and kill them after a timeout."""
         self._open_during_search.close()
         # A process does not end if it hangs, or if a forked process keeps the pipe open.
         end = time.monotonic() + MAX_SHUTDOWN_S + KILL_MARGIN_S
@@ -183,7 +177,7 @@ def _describe_end(status: int) -> str:
 
 
 def main(pipe: str, outcome_file: str) -> None:
-    """Run a trial and write its outcome; `python -c` calls this in the process of each trial."""
+    """Run a trial and write its outcome, in the trial's process."""
     # A background process ignores Ctrl-C, and its child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_search, args=(int(pipe),), name="littrainer-search", daemon=True).start()
@@ -192,7 +186,7 @@ def main(pipe: str, outcome_file: str) -> None:
 
 
 def _end_with_search(pipe: int) -> None:
-    """Interrupt this process when the pipe is closed at the end of the search."""
+    """Interrupt this process when the end of the search closes the pipe."""
     os.read(pipe, 1)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     time.sleep(MAX_SHUTDOWN_S)
@@ -227,7 +221,7 @@ def _pickle_outcome() -> bytes:
 
 
 def seed_by_trial(sampler: Any, number: int) -> None:
-    """Seed the sampler of a trial by its number and by the user's seed, so that each trial draws other values."""
+    """Seed a sampler by the trial's number and the user's seed, so that each trial draws other values."""
     for part in vars(sampler).values():
         if callable(getattr(getattr(part, "rng", None), "seed", None)):
             part.rng.seed((int(part.rng.randint(2**31)) + number) % 2**32)

@@ -37,7 +37,7 @@ class SweepTrial(dict[str, Any]):
     def __init__(self, parameters: Mapping[str, Any], run_id: str):
         super().__init__(parameters)
         self.run_id = run_id
-        # Optimizer step and objective of each evaluation in training.
+        # (optimizer step, objective)
         self.reported: list[tuple[int, float]] = []
 
 
@@ -46,7 +46,6 @@ def run_hp_search_wandb(trainer: SearchTrainer, n_trials: int, direction: str, *
 
     Parameters:
         n_trials: runs of this agent; with a `sweep_id` other agents may run more.
-        direction: "minimize" or "maximize".
         kwargs: `sweep_id` of an existing sweep, or the `name` of a new sweep; its `project` and `entity`; the
             optimized `metric` under its name in logs, such as "eval/loss", or "objective" for `compute_objective`.
 
@@ -71,7 +70,7 @@ def run_hp_search_wandb(trainer: SearchTrainer, n_trials: int, direction: str, *
 
 
 class _Sweep:
-    """A sweep in the first process, with the keywords of `run_hp_search_wandb`."""
+    """A sweep in the first process."""
 
     def __init__(
         self,
@@ -87,7 +86,6 @@ class _Sweep:
         self.metric, self.owner = metric or "eval/loss", {"entity": None, "project": None, **owner}
         self.parameters: dict[str, Any] = {}
         self.trials: list[TrialRecord] = []
-        # The error that ends the search.
         self.error: BaseException | None = None
         if not sweep_id:
             configuration = self._make_configuration(name)
@@ -115,7 +113,6 @@ class _Sweep:
         return {"method": "random", **configuration, "metric": metric, **({"name": name} if name else {})}
 
     def run(self, n_trials: int) -> BestRun:
-        """Run the agent for a number of trials, and return the best trial."""
         _wandb().agent(self.id, function=self._run_trial, count=n_trials, **self.owner)
         if self.error is not None:
             raise self.error
@@ -126,7 +123,7 @@ class _Sweep:
         return BestRun(best[0].id, objective, best[0].parameters, self.id)
 
     def _run_trial(self) -> None:
-        """Train a trial; the agent calls this in another thread for each run that the server assigns to it."""
+        """Train a trial; the agent calls this in another thread for each run."""
         if self.error is not None:
             # The agent continues after an error.
             raise self.error
@@ -143,7 +140,7 @@ class _Sweep:
             record.objective = self.run_trial(trial)
             record.state = COMPLETE
         except BaseException as error:
-            # The agent interrupts a run that the server has stopped with such an exception.
+            # Such an exception interrupts a run that the server has stopped.
             is_stopped = type(error) is Exception and not error.args
             record.state, record.error = (PRUNED, None) if is_stopped else (FAILED, format_error(error))
             if is_stopped:
