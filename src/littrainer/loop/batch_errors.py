@@ -1,7 +1,4 @@
-"""Notes on an error: its batch, and advice from a table of messages.
-
-An error such as "index out of range in self" names neither the column nor the number.
-"""
+"""Notes on an error: its batch, and advice from a table of messages."""
 
 from __future__ import annotations
 
@@ -45,11 +42,7 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
 
 @contextmanager
 def note_reading_errors(trainer: Any, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
-    """Run a block that reads data, and add notes with the samples to its errors.
-
-    Parameters:
-        evaluation: evaluation loop in the block, whose batches are noted too.
-    """
+    """Run a block that reads data, and add notes with the samples to its errors."""
     try:
         yield
     except Exception as error:
@@ -103,14 +96,13 @@ class ErrorContext(NamedTuple):
 
 
 def advise(context: ErrorContext) -> list[str]:
-    """Return sentences on the reason of an error and its solution."""
     text = f"{type(context.error).__name__}: {context.error}"
     advice = [rule if isinstance(rule, str) else rule(context) for pattern, rule in RULES if re.search(pattern, text)]
     return [sentence for sentence in advice if sentence is not None]
 
 
 def _find_range(value: Any) -> tuple[Any, Any] | None:
-    """Return the least and greatest number of a tensor on the host, since a device may have failed."""
+    """Return minimum and maximum, computed on the host, since a device may have failed."""
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.numel() or value.is_complex():
         return None
     least, greatest = value.aminmax() if value.dtype is not torch.bool else (value.min(), value.max())
@@ -126,7 +118,7 @@ def _find_entry(context: ErrorContext, *names: str) -> tuple[str, torch.Tensor] 
 
 
 def _find_integers(context: ErrorContext, *names: str) -> tuple[str, int, int] | None:
-    """Return the first named entry with its least and greatest integer, or None."""
+    """Return the first named entry with its range, or None."""
     entry = _find_entry(context, *names)
     limits = None if entry is None or entry[1].is_floating_point() else _find_range(entry[1])
     return None if entry is None or limits is None else (entry[0], *limits)

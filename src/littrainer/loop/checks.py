@@ -1,4 +1,4 @@
-"""Checks of a Trainer's parameters at its construction, and of a training before it begins."""
+"""Checks of a Trainer's parameters, and of a training before it begins."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Environment variable of `littrainer check`: the id of the process that it checks.
+# Environment variable of `littrainer check`: id of the checked process.
 CHECKED_PROCESS = "LITTRAINER_CHECKED_PROCESS"
 KEYWORD_HINT = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
 
 
 def check_args(args: Any) -> None:
-    """Raise a TypeError unless `args` are training arguments."""
     if hasattr(args, "per_device_train_batch_size") and not isinstance(args, type):
         return
     advice = KEYWORD_HINT + "."
@@ -59,7 +58,6 @@ def check_args(args: Any) -> None:
 
 
 def check_model_kind(model: Any, model_init: Any) -> None:
-    """Raise a TypeError unless `model` is a model and `model_init` a function."""
     if isinstance(model_init, nn.Module) or (model_init is not None and not callable(model_init)):
         advice = "pass it as model" if isinstance(model_init, nn.Module) else "such as a function without parameters"
         raise TypeError(
@@ -78,7 +76,7 @@ def check_model_kind(model: Any, model_init: Any) -> None:
 
 
 def check_is_trainable(model: Any) -> None:
-    """Raise a ValueError for a quantized model without adapters, or with a quantization that blocks gradients."""
+    """Raise for a quantized model without adapters, or with a quantization that blocks gradients."""
     quantizer = getattr(model, "hf_quantizer", None)
     is_trainable = isinstance(model, torch.Tensor) or getattr(quantizer, "is_qat_trainable", False)
     if not getattr(model, "is_quantized", False) or is_trainable:
@@ -101,7 +99,6 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
     """Raise a TypeError unless samples can be read from `dataset`.
 
     Parameters:
-        name: name of the dataset in the error.
         method: the Trainer's method that returns its loader.
     """
     if isinstance(dataset, DataLoader):
@@ -134,7 +131,6 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
 
 
 def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:
-    """Return the pair of optimizer and schedule, or raise a TypeError."""
     if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
         raise TypeError(
             f"optimizers has to be a pair (optimizer, schedule), and is {_format_value(optimizers)}: pass "
@@ -150,7 +146,6 @@ def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:
 
 
 def validate_lightning_keywords(lightning: Any) -> dict[str, Any]:
-    """Return a copy of the keywords for `lightning.Trainer`, or raise a TypeError."""
     if lightning is not None and not isinstance(lightning, Mapping):
         raise TypeError(
             f"lightning has to be a dict of keywords for lightning.Trainer, and is {_format_value(lightning)}: write "
@@ -166,7 +161,7 @@ def _format_value(value: Any) -> str:
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Raise for invalid or unsupported arguments, and apply the log level."""
+    """Raise for invalid arguments, and apply the log level."""
     # Again, since scripts set fields after construction.
     check_values(args)
     normalize_accelerator_config(args)
@@ -180,7 +175,6 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def check_model_source(model: Any, model_init: Any) -> None:
-    """Raise unless exactly one of `model` and `model_init` is given, and valid."""
     check_model_kind(model, model_init)
     check_is_trainable(model)
     if (model is None) == (model_init is None):
@@ -250,10 +244,10 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
 
 
 def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, own_evaluation: bool) -> None:
-    """Raise for empty datasets, before a training.
+    """Raise for empty datasets, and for an unknown `metric_for_best_model`.
 
     Parameters:
-        own_evaluation: whether a subclass evaluates, so that metrics may have any name.
+        own_evaluation: a subclass evaluates, so metrics may have any name.
     """
     if args.eval_strategy not in (None, IntervalStrategy.NO):
         datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
@@ -267,7 +261,7 @@ def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: An
 
 
 def _check_name_of_best_metric(metric: str | None, datasets: dict[str, Any]) -> None:
-    # With a dict of datasets all names of metrics include the dataset's name.
+    # With a dict of datasets names of metrics include the dataset's.
     if metric is None:
         return
     name = metric if metric.startswith("eval_") else f"eval_{metric}"
@@ -281,10 +275,9 @@ def _check_name_of_best_metric(metric: str | None, datasets: dict[str, Any]) -> 
 
 
 def select_eval_dataset(default: Any, override: Any) -> Any:
-    """Return the dataset to evaluate on.
+    """Return the default, the override or the dataset that it names.
 
     Parameters:
-        default: the Trainer's `eval_dataset`, or a dict of datasets.
         override: a dataset, the name of a dataset, or None for the default.
     """
     if override is None and default is None:
@@ -310,7 +303,6 @@ def select_eval_dataset(default: Any, override: Any) -> Any:
 
 
 def check_not_empty(dataset: Any, name: str) -> None:
-    """Raise a ValueError for a dataset of length 0."""
     if has_length(dataset) and len(dataset) == 0:
         raise ValueError(
             f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
@@ -318,7 +310,6 @@ def check_not_empty(dataset: Any, name: str) -> None:
 
 
 def check_before_training(trainer: Any) -> None:
-    """Raise for a training that cannot succeed, before it begins."""
     if os.environ.get(CHECKED_PROCESS, str(os.getpid())) != str(os.getpid()):
         raise RuntimeError("`littrainer check` lets no child process train: check a script that calls train() itself.")
     refuse_unsupported(trainer.args)

@@ -1,4 +1,4 @@
-"""Saves, evaluations and the end of training by the time, and by files that a user creates in the run's folder."""
+"""Saves, evaluations and the end of training by time, and by files in the run's folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ class Clock(StepPolicy):
     """Flags of the control by `save_minutes`, `eval_minutes`, `max_minutes` and the files SAVE and STOP.
 
     Parameters:
-        run_dir: the folder of the files, which are deleted when they take effect.
+        run_dir: folder of the files, which are deleted when they take effect.
         ignores_present_files: delete files of an earlier training without effect.
         flags: synchronizes the flags; None with one process.
 
     Attributes:
-        ended_training: whether `max_minutes` have passed.
         next_call: `time.monotonic()` before which `on_step_end` has no effect.
     """
 
@@ -57,7 +56,6 @@ class Clock(StepPolicy):
             logger.warning("%s was there before this training began and is ignored: training continues.", path)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        """Raise due flags, which the other processes receive from this process."""
         now = time.monotonic()
         self._raise_flags(control, state.global_step, now)
         if self._flags is not None:
@@ -93,7 +91,7 @@ class Clock(StepPolicy):
         return sorted(new)
 
     def begin_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
-        """Restart the minutes to the next save or evaluation, after any save or evaluation."""
+        """Restart the minutes after any save or evaluation."""
         now = time.monotonic()
         for flag, is_done in (("should_save", has_saved), ("should_evaluate", has_evaluated)):
             if is_done and flag in self._due:

@@ -43,12 +43,10 @@ class _DisableSaves(TrainerCallback):
 
 
 def should_push_automatically(source: KeywordSource) -> bool:
-    """Return whether to push the model to the Hub without a call by the script; False in a trial."""
     return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
 def select_trackers(source: KeywordSource) -> Any:
-    """Return `report_to`; "none" in a trial."""
     return "none" if count_development_batches(source) else source.args.report_to
 
 

@@ -1,8 +1,4 @@
-"""The health guard: non-finite losses, gradients and weights, gradient spikes, windows without labels.
-
-Losses and gradient norms are read in a single transfer at logs and saves, to avoid device syncs between them.
-`on_nonfinite="skip"` and `"rollback"` read the norm at each optimizer step, before weights change.
-"""
+"""The health guard: non-finite losses, gradients and weights, gradient spikes, windows without labels."""
 
 from __future__ import annotations
 
@@ -56,7 +52,6 @@ class Fault(NamedTuple):
         loss: first non-finite loss of a micro-batch, else the sum of all.
         rows: indices of the rows in the dataset.
         first: name of the first non-finite value.
-        text: description of the fault.
     """
 
     step: int
@@ -113,16 +108,13 @@ class _Reading(NamedTuple):
 class HealthGuard(StepPolicy):
     """Checks of a training's numbers, which warn or end the training by `on_nonfinite` and `spike_factor`.
 
-    Parameters:
-        policy, spike_factor: `on_nonfinite` and `spike_factor` of the arguments.
+    Numbers are read in a single transfer at logs and saves, to avoid device syncs.
 
     Attributes:
         skipped_windows: epoch and number of the first micro-batch of each window that is skipped.
-        recent_norms: the last finite norms.
-        rollback_counts: number of rollbacks by optimizer step.
+        rollback_counts: rollbacks by optimizer step.
         losses: sum of the losses at each saved optimizer step.
-        unread: losses, norms and label counts on the device, each with kind and position.
-        values: cache of values on the host.
+        unread: losses, norms and label counts on the device, with kind and position.
     """
 
     _windows = weak_property("_windows_reference")
@@ -141,12 +133,11 @@ class HealthGuard(StepPolicy):
         self._earlier_checkpoints: Any = None
 
     def begin(self, windows: WindowLoader, model: Any, accelerator: Any, run_dir: str, checkpoint: Path | None) -> None:
-        """Begin a training, or resume it from a checkpoint."""
         self._windows = windows
         self._model = model
         self._run_dir = run_dir
         self._resumed_from = [] if checkpoint is None else [str(checkpoint)]
-        # The scaler skips steps with overflowing gradients, while it searches the scale.
+        # The scaler skips overflowing steps while it searches the scale.
         self._has_loss_scaling = accelerator.scaler is not None
         self.unread = []
         self._has_warned = False
@@ -156,22 +147,21 @@ class HealthGuard(StepPolicy):
             self._earlier_checkpoints = {*_list_checkpoints(run_dir).values()} - {resumed.get(str(checkpoint))}
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
-        """Restore the guard's part of a resume record; positions only for the same data."""
+        """Restore a resume record; positions only for the same data."""
         positions = map(tuple, record.get("left_out", ()) if is_same_data else ())
         self.skipped_windows += [position for position in positions if position not in self.skipped_windows]
         self.recent_norms = deque(record.get("recent_norms", ()), MAX_NORMS)
 
     def record(self) -> dict[str, Any]:
-        """Return the guard's part of a resume record."""
         entries = {"left_out": [*map(list, self.skipped_windows)], "recent_norms": [*self.recent_norms]}
         return {name: value for name, value in entries.items() if value}
 
     def record_loss(self, step: int, loss: RunningLoss) -> None:
-        """Record the sum of the losses at a save, for a rollback to its checkpoint."""
+        """Record the sum of the losses, for a rollback to this save."""
         self.losses[step] = loss.before_last_log + mean_over_processes(loss.since_last_log)
 
     def check(self, is_save_due: bool = False, is_end: bool = False) -> None:
-        """Read the unread numbers and report non-finite numbers and spikes; called at logs, saves and the end.
+        """Read the unread numbers and report non-finite numbers and spikes.
 
         Weights are checked too at the end, and before a save under "stop".
 
@@ -205,7 +195,7 @@ class HealthGuard(StepPolicy):
         is_of_weights = fault is None and checks_weights and not self._has_warned
         if is_of_weights:
             fault = self._make_weight_fault(readings)
-            # A collective under "stop" only: else a process that has warned of its losses is missing.
+            # A collective under "stop" only, since a process that has warned does not take part.
             fault = _select_first(all_gather_object(fault)) if stops else fault
         if fault is None:
             self._has_warned = False
@@ -228,7 +218,7 @@ class HealthGuard(StepPolicy):
         return readings if self.spike_factor is None else [self._detect_spike(reading) for reading in readings]
 
     def _detect_spike(self, reading: _Reading) -> _Reading:
-        """Add the median that a spike exceeds to its reading; called once for each gradient norm."""
+        """Add the median that a spike exceeds to its reading."""
         if self.spike_factor is None or reading.kind != NORM or not math.isfinite(reading.value):
             return reading
         usual = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
@@ -241,7 +231,6 @@ class HealthGuard(StepPolicy):
             logger.warning(text)
 
     def _make_fault(self, readings: list[_Reading], weights_are_unchanged: bool = False) -> Fault:
-        """Return the fault of an optimizer step."""
         norm = next((reading for reading in readings if reading.kind == NORM), None)
         losses = {reading.micro_batch: reading.value for reading in readings if reading.kind == LOSS}
         bad = [reading.micro_batch for reading in readings if reading.is_bad_loss]
@@ -280,7 +269,7 @@ class HealthGuard(StepPolicy):
         return Fault(step, 0, 0, None, None, None, f"the weights ({bad_weights})", text) if bad_weights else None
 
     def _find_nonfinite_data(self, readings: list[_Reading], rows: list[int] | None) -> str:
-        """Return a description of missing labels, or of the first non-finite row; empty if there is none."""
+        """Describe missing labels or the first non-finite row; empty if there is none."""
         if any(reading.kind == LABELS and reading.value == 0 for reading in readings):
             return f"the number of labels, which is 0 (all are {IGNORED_LABEL})"
         states = get_rng_states(gpu=False)
@@ -310,7 +299,7 @@ class HealthGuard(StepPolicy):
         return UnhealthyTrainingError(text, fault, self.find_healthy_checkpoint())
 
     def find_healthy_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint of this training without known non-finite weights, or None."""
+        """Return the newest checkpoint of this training without known non-finite weights."""
         checkpoints = _list_checkpoints(self._run_dir).items()
         current = [path for path, identity in checkpoints if identity not in self._earlier_checkpoints]
         newest = get_newest_finite([*self._resumed_from, *current])

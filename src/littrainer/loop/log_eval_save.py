@@ -35,13 +35,10 @@ if TYPE_CHECKING:
 def collect_logs(
     loss: RunningLoss, running_sum: torch.Tensor, step: int, grad_norm: Any, learning_rate: float
 ) -> dict[str, float]:
-    """Return the logs of the steps since the last log, and reset the running sum.
+    """Return the logs since the last log, and reset the running sum.
 
     Parameters:
-        loss: running loss of the training.
-        running_sum: its sum since the last log; set to 0 in place.
-        step: optimizer steps done.
-        grad_norm: gradient norm of the last step, or None.
+        running_sum: sum of the losses since the last log; set to 0 in place.
     """
     total = loss.values.item(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
     # Not zero_(): a running loss that is nan stays nan, as in transformers.
@@ -56,11 +53,7 @@ def collect_logs(
 
 
 def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
-    """Return whether `async_save` applies: overrides of methods that write checkpoints disable it with a warning.
-
-    Parameters:
-        instance: the Trainer.
-    """
+    """Return whether `async_save` applies: overrides of methods that write checkpoints disable it with a warning."""
     overridden = find_overrides(instance, WRITING_METHODS) if args.async_save else []
     if overridden:
         logger.warning(
@@ -73,7 +66,7 @@ def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
 
 
 def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
-    """Evaluate during training, with an out-of-memory error that `auto_find_batch_size` does not handle."""
+    """Evaluate, with an out-of-memory error that `auto_find_batch_size` does not handle."""
     try:
         return trainer.evaluate(ignore_keys=ignore_keys)
     except RuntimeError as error:
@@ -88,7 +81,7 @@ def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dic
 
 
 def update_best_metric(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
-    """Return whether an evaluation is the best so far, and record it."""
+    """Record an evaluation, and return whether it is the best."""
     if args.metric_for_best_model is None:
         return False
     name = args.metric_for_best_model

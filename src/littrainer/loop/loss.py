@@ -21,12 +21,12 @@ from littrainer.runtime.notes import add_note
 
 logger = logging.getLogger(__name__)
 
-# Attribute of overrides without `num_items_in_batch`, which return the mean of their micro-batch.
+# Attribute of overrides without `num_items_in_batch`, which return a mean.
 MICRO_BATCH_MEAN_MARK = "_reduces_to_micro_batch_mean"
 
 
 class LossSettings(Protocol):
-    """Settings of the loss, in addition to model and data; a Trainer has them."""
+    """Settings of the loss, which a Trainer has."""
 
     args: Any
     compute_loss_func: Any
@@ -49,12 +49,9 @@ def compute_loss_and_outputs(
 ) -> tuple[torch.Tensor, Any]:
     """Run the model, and return its loss, or the loss of `compute_loss_func` or of smoothed labels, and its outputs.
 
-    Parameters:
-        num_items_in_batch: label tokens in the window, by which models and loss functions that take it divide.
-
     Raises:
         ValueError: the model returned no loss.
-        TypeError: the batch has no named entries to call the model with.
+        TypeError: the batch has no named entries.
     """
     labels = None
     if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
@@ -62,7 +59,7 @@ def compute_loss_and_outputs(
     elif settings.compute_loss_func is not None:
         labels = _get_labels(settings, inputs, model)
     reduction = settings._loss_reduction
-    # The model must return the plain mean, which is weighted below: withhold num_items_in_batch.
+    # The model must return the plain mean, which is weighted below.
     is_weighted = not reduction.divides and num_items_in_batch is not None
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
@@ -155,10 +152,7 @@ def _describe_value(value: Any) -> str:
 def scale_for_accumulation(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Return the loss for the backward pass.
-
-    A loss that is not divided by the label tokens of the window yet is divided by its micro-batches.
-    """
+    """Divide the loss by the micro-batches, unless it is divided by the label tokens of the window."""
     is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
         accepts_number = settings.model_accepts_loss_kwargs or settings._loss_reduction.is_exact
@@ -181,14 +175,13 @@ def reduces_to_micro_batch_mean(settings: Any) -> bool:
 
 
 def invalid_loss_error(returned: Any, method: str) -> TypeError:
-    """Return the error for a method that returned no loss."""
     return TypeError(
         f"{method} returned {_describe_value(returned)}, and has to return the loss, a tensor with one number."
     )
 
 
 def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
-    """Return the label tokens of a window if the loss is divided by them, else None."""
+    """Return the label tokens of a window if the loss is divided by them."""
     reduction = settings._loss_reduction
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None or reduction.is_exact
     # A batch that is no mapping raises a clear error later.
@@ -228,7 +221,6 @@ def scale_for_gradient_mean(
 
 
 def mean_over_processes(value: torch.Tensor) -> float:
-    """Return the mean of a number over the processes, on the host."""
     return gather_across_processes(value).mean().item() if get_world_size() > 1 else value.item()
 
 
@@ -240,7 +232,7 @@ class HostValues:
         self._read: dict[int, tuple[torch.Tensor, int, float]] = {}
 
     def read(self, values: Sequence[Any]) -> None:
-        """Replace the cache by the one-element tensors among `values`, in a single transfer."""
+        """Replace the cache, in a single transfer."""
         # float64 would lose digits; tensors made in inference mode have no version.
         tensors = [value for value in values if type(value) is torch.Tensor and value.dtype is not torch.float64]
         tensors = [tensor for tensor in tensors if tensor.numel() == 1 and not tensor.is_inference()]
@@ -252,11 +244,10 @@ class HostValues:
                 self._read[id(tensor)] = tensor, tensor._version, number
 
     def remember(self, tensor: torch.Tensor, value: float) -> None:
-        """Cache `value` for `tensor` until the tensor changes."""
         self._read[id(tensor)] = tensor, tensor._version, value
 
     def items(self, values: Sequence[Any]) -> list[float]:
-        """Return all numbers, after a single transfer if one of them is not cached."""
+        """Return all numbers, after at most a single transfer."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 entry = self._read.get(id(value))
@@ -267,7 +258,6 @@ class HostValues:
         return [self._read[id(value)][2] if id(value) in self._read else float(value) for value in values]
 
     def item(self, value: Any) -> float:
-        """Return a number from the cache or the device."""
         entry = self._read.get(id(value))
         return entry[2] if entry is not None and entry[1] == value._version else float(value)
 
@@ -275,17 +265,11 @@ class HostValues:
 class RunningLoss:
     """Sums of the micro-batches' losses, since the last log and before.
 
-    Losses are pending until the sum is read at a log, since adding and filtering each takes seven torch operations.
+    Losses are pending until a log reads the sum, since adding and filtering each takes seven torch operations.
     The sum is the same, bit for bit.
-
-    Parameters:
-        device: device of the sum.
-        step: optimizer step at which training begins.
-        values: cache of values on the host.
 
     Attributes:
         before_last_log: sum up to the last log, on the host.
-        step_of_last_log: optimizer step of the last log.
     """
 
     MAX_PENDING = 8192
@@ -301,7 +285,7 @@ class RunningLoss:
 
     @property
     def since_last_log(self) -> torch.Tensor:
-        """Sum since the last log, a tensor with one element that may be set or changed in place."""
+        """Sum since the last log, which may be set or changed in place."""
         self._add_pending()
         return self._sum
 
@@ -314,9 +298,7 @@ class RunningLoss:
         """Add the loss of a micro-batch, and return a copy of it.
 
         Parameters:
-            loss: the loss for the backward pass.
-            step: optimizer steps done.
-            filter_non_finite: count a nan or infinite loss as the mean of the sum so far.
+            filter_non_finite: count a nan or infinite loss as the mean so far.
 
         Raises:
             TypeError: the loss is no tensor.
@@ -368,10 +350,9 @@ class RunningLoss:
 def add_to_running_loss(
     running: torch.Tensor, loss: torch.Tensor, steps_since_logging: int, filter_non_finite: bool
 ) -> None:
-    """Add a micro-batch's loss to the running sum in place, without a device sync.
+    """Add a loss in place, without a device sync.
 
     Parameters:
-        steps_since_logging: optimizer steps in the sum.
         filter_non_finite: count a nan or infinite loss as the mean of the sum.
     """
     if filter_non_finite:
@@ -385,7 +366,6 @@ class LabelSmoother:
 
     Parameters:
         epsilon: probability that is moved from the true label to all labels evenly.
-        ignore_index: value of labels to ignore.
     """
 
     epsilon: float = 0.1
@@ -398,10 +378,9 @@ class LabelSmoother:
         shift_labels: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Return the loss, divided by `num_items_in_batch` or the labels of this micro-batch that count.
+        """Return the loss, divided by `num_items_in_batch` or the labels that count.
 
         Parameters:
-            model_output: outputs with the logits under `"logits"` or as first element.
             shift_labels: whether each position predicts the label of the next position.
         """
         logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]

@@ -50,7 +50,6 @@ class LossReduction:
         is_exact: each sample, or label, has the same weight in all micro-batches and processes.
         divides: the model or the script's loss function divides by `num_items_in_batch`.
         unit: unit of the mean, if the loss is a mean.
-        label_name: name of the labels among the inputs.
     """
 
     is_known: bool = True
@@ -60,7 +59,7 @@ class LossReduction:
     label_name: str = "labels"
 
     def counts(self, inputs: Any) -> torch.Tensor:
-        """Return the number of samples or labels in each row of a micro-batch."""
+        """Return the samples or labels of each row."""
         labels, tokens = inputs.get(self.label_name), inputs.get("input_ids")
         if not isinstance(labels, torch.Tensor) or not labels.dim():
             tensors = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim())
@@ -76,7 +75,7 @@ class LossReduction:
         return counted.reshape(len(labels), -1).sum(1)
 
     def weight(self, loss: torch.Tensor, inputs: Any, total: torch.Tensor | int) -> torch.Tensor:
-        """Weight the mean loss of a micro-batch by its share of the window's total count."""
+        """Weight a mean loss by its share of the window's total count."""
         count = self.counts(inputs).sum().to(loss.device)
         # Without labels the mean is nan.
         return torch.where(count > 0, loss * (count / total), torch.zeros_like(loss))
@@ -88,18 +87,13 @@ UNKNOWN = LossReduction(is_known=False)
 def detect_loss_reduction(
     settings: LossSettings, model: nn.Module, window: list[Any], device: torch.device, is_overridden: bool = False
 ) -> LossReduction:
-    """Detect how the model reduces its loss, and warn if the loss depends on the layout of the batch.
+    """Detect how the model reduces its loss, and warn if it depends on the layout of the batch.
 
-    Forward passes are run only if signatures and types do not suffice. An overridden `compute_loss` is probed only
-    under "exact", for a mean.
-
-    Parameters:
-        model: the wrapped model.
-        window: the micro-batches of an optimizer step.
-        is_overridden: the script has its own `compute_loss`.
+    Forward passes are run only if signatures and types do not suffice; an overridden `compute_loss` is probed
+    only under "exact", for a mean.
 
     Raises:
-        ValueError: the own `compute_loss` takes `num_items_in_batch` and returns the mean of its micro-batch.
+        ValueError: an own `compute_loss` takes `num_items_in_batch` and returns the mean of its micro-batch.
     """
     if not window:
         return UNKNOWN
@@ -133,18 +127,13 @@ def detect_loss_reduction(
 
 
 def detect_split_reduction(settings: Any, inputs: Any, number: torch.Tensor | int | None) -> LossReduction:
-    """Detect whether the loss of a micro-batch is the sum or the weighted mean of the losses of its parts.
-
-    The rows, or as many of them as fit, are run through the model and `compute_loss` without gradients.
-
-    Parameters:
-        settings, number: the Trainer, and the label tokens in the window.
+    """Detect, without gradients, whether a loss is the sum or the weighted mean of the losses of its parts.
 
     Returns:
         a reduction that `divides` for a sum; `UNKNOWN` without two rows that have labels, or without loss.
 
     Raises:
-        ValueError: the loss is neither, such as a loss that compares rows, or cannot be computed.
+        ValueError: the loss is neither, or cannot be computed.
     """
     args, model = settings.args, settings.model
     guess = _guess_reduction(settings, model, inputs)
@@ -191,7 +180,7 @@ def _guess_reduction(settings: LossSettings, model: Any, inputs: Any) -> LossRed
 
 
 def _can_probe(model: Any) -> bool:
-    # With a sharded model all processes must run the same forward passes.
+    # Processes of a sharded model must run the same forward passes.
     shards_weights = is_sharded(model) or any(hasattr(parameter, "ds_numel") for parameter in model.parameters())
     return not shards_weights and not type(model).__module__.startswith("deepspeed")
 
@@ -241,7 +230,7 @@ class _Probe:
         )
 
     def detect(self) -> LossReduction:
-        """Return whether the loss is divided by `num_items_in_batch`, or the unit of its mean."""
+        """Detect a division by `num_items_in_batch`, or the unit of the mean."""
         reduction, name = self.guess, type(self.model).__name__
         default = "what it divides by num_items_in_batch" if reduction.divides else f"a mean over {reduction.unit}"
         reason = "is neither a mean over samples nor one over labels"
@@ -365,7 +354,7 @@ class _Probe:
         return matches[0] if matches else None
 
     def _split_in_halves(self) -> list[dict[str, Any]]:
-        """Return the micro-batch and its two halves; a single row is repeated."""
+        """Return the micro-batch and its halves; a single row is repeated."""
         rows = len(self.guess.counts(self.inputs))
         first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
         return [select_rows(self.inputs, rows, indices) for indices in (first + second, first, second)]
@@ -388,14 +377,14 @@ class _Probe:
 
 
 def count_rows(value: Any) -> Any:
-    """Return the rows of a batch's entry; None for a value without rows, such as a number, and -1 for a mapping."""
+    """Return the rows of an entry; None for a value without rows, and -1 for a mapping."""
     if hasattr(value, "ndim"):
         return len(value) if value.ndim else None
     return -1 if hasattr(value, "keys") else len(value) if isinstance(value, (list, tuple)) else None
 
 
 def select_rows(inputs: Any, rows: int, indices: slice | list[int]) -> dict[str, Any]:
-    """Return some of a batch's `rows` rows; entries with another number of rows are unchanged."""
+    """Select rows; entries with another number of rows are unchanged."""
 
     def select(value: Any) -> Any:
         if count_rows(value) != rows:

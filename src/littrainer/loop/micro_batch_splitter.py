@@ -1,7 +1,4 @@
-"""Windows that are rerun in smaller micro-batches if memory runs out (`auto_micro_batch`).
-
-Forward and backward pass are in one function, so that no reference to a failed graph remains.
-"""
+"""Windows that are rerun in smaller micro-batches if memory runs out (`auto_micro_batch`)."""
 
 from __future__ import annotations
 
@@ -32,15 +29,11 @@ Forward = Callable[[nn.Module, Any, Any], torch.Tensor]
 class OomMicroBatchSplitter:
     """Forward and backward passes of a window's micro-batches, in parts once memory has run out.
 
-    Gradients, buffers and generators are saved at the start of a window, to rerun it. Several processes accumulate
-    gradients separately; at the end of a window they synchronize `max_elements` and average the gradients.
-
-    Parameters:
-        settings: the Trainer.
+    Gradients, buffers and generators are saved at the start of a window, to rerun it. Processes accumulate gradients
+    separately; at the end of a window they synchronize `max_elements` and average the gradients.
 
     Attributes:
         max_elements: largest rows x elements per row known to fit into memory; None until memory runs out.
-        last_warned: the `max_elements` of the last warning.
     """
 
     _settings = weak_property("_trainer")
@@ -57,8 +50,7 @@ class OomMicroBatchSplitter:
     def forward_micro_batch(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         """Run forward and backward pass of a micro-batch, and return its loss.
 
-        Parameters:
-            forward: function of model, inputs and the label tokens of the window that returns the loss.
+        Both are in the same function, so that no reference to a failed graph remains.
 
         Raises:
             RuntimeError: memory runs out even with a single row; with several processes, at the end of the window.
@@ -106,7 +98,7 @@ class OomMicroBatchSplitter:
         free_memory()
 
     def _loss_unless_out_of_memory(self, micro_batches: list[MicroBatch], forward: Forward) -> torch.Tensor | None:
-        """Return the loss of the last micro-batch; None if memory has run out, or an error is pending."""
+        """Return the last loss; None if memory has run out, or an error is pending."""
         try:
             with self._settings.accelerator.no_sync(self._settings.model_wrapped):
                 return [self._forward_and_backward(micro_batch, forward) for micro_batch in micro_batches][-1]
@@ -139,7 +131,7 @@ class OomMicroBatchSplitter:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _choose_size(self, rows: int, elements: int) -> int:
-        """Return the rows of a part, halved until they fit."""
+        """Halve the rows of a part until they fit."""
         limit = self.max_elements if self._reduction.is_known else None
         while limit is not None and rows > 1 and rows * elements > limit:
             rows = -(-rows // 2)

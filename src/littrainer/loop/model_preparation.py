@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 # Keywords of torch.utils.checkpoint.checkpoint.
 CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
-# Keys of activation_checkpointing_kwargs for the model itself, with their defaults.
+# Keys of activation_checkpointing_kwargs for the model, with defaults.
 LAYER_OPTIONS: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 
 @contextmanager
 def prepare_model_for_training(trainer: Any) -> Iterator[None]:
-    """Prepare the model by the arguments, with NEFTune's noise until the end of the block."""
+    """Prepare the model, with NEFTune's noise until the end of the block."""
     apply_liger_kernels(trainer.model, trainer.args)
     move_to_device(trainer)
     enable_activation_checkpointing(trainer.model, trainer.args)
@@ -41,10 +41,7 @@ def prepare_model_for_training(trainer: Any) -> Iterator[None]:
 
 
 def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None:
-    """Recompute activations in the backward pass, if `activation_checkpointing` is set.
-
-    The keywords `every_n_layers` and `offload` are for the model, all others for `torch.utils.checkpoint`.
-    """
+    """Apply `activation_checkpointing`; its keywords except `LAYER_OPTIONS` are for `torch.utils.checkpoint`."""
     if not args.activation_checkpointing:
         return
     keywords: dict[str, Any] = dict(args.activation_checkpointing_kwargs or {})  # type: ignore[arg-type]
@@ -90,7 +87,7 @@ def _enable_by_old_name(model: Any, keywords: dict[str, Any], options: dict[str,
 
 
 def detect_overflow(model: nn.Module, args: TrainingArguments) -> None:
-    """Register hooks of transformers that end the training at the first non-finite number, if `debug` is set."""
+    """Register hooks that end the training at the first non-finite number, if `debug` is set."""
     if DebugOption.UNDERFLOW_OVERFLOW not in args.debug:
         return
     try:
@@ -105,11 +102,7 @@ def detect_overflow(model: nn.Module, args: TrainingArguments) -> None:
 
 @contextmanager
 def add_embedding_noise(model: nn.Module, alpha: float | None) -> Iterator[Any]:
-    """Add noise to the outputs of the input embeddings in training mode, within a block.
-
-    Parameters:
-        alpha: strength of the noise, or None.
-    """
+    """Add noise to input embeddings in training mode, within a block."""
     if alpha is None:
         yield None
         return
@@ -143,7 +136,6 @@ def _add_noise(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tens
 
 
 def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
-    """Replace layers of a transformers model by Liger's kernels, as `liger_kernel_config` selects."""
     if not args.use_liger_kernel:
         return
     try:
@@ -163,7 +155,7 @@ def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
         )
 
 
-# Name of a token id -> whether a config may have several, any of which ends a generation.
+# Token id -> whether a config may have several, any of which ends a generation.
 SPECIAL_TOKENS = {"eos_token_id": True, "bos_token_id": False, "pad_token_id": False}
 
 

@@ -1,4 +1,4 @@
-"""Out-of-memory errors: their detection, freeing memory, and smaller batches (auto_find_batch_size)."""
+"""Out-of-memory errors: detection, freeing memory, and smaller batches (auto_find_batch_size)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class OutOfMemoryOnAnyRank(RuntimeError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error reports an out-of-memory condition."""
     if isinstance(error, torch.cuda.OutOfMemoryError | OutOfMemoryOnAnyRank):
         return True
     is_plain = isinstance(error, RuntimeError) and len(error.args) == 1
@@ -46,7 +45,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def empty_device_cache() -> None:
-    """Release unused memory of torch's cache to the accelerator, if there is an accelerator."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
@@ -56,10 +54,7 @@ def empty_device_cache() -> None:
 
 
 def free_memory() -> None:
-    """Free unreferenced objects and cycles, on the accelerator too.
-
-    Errors must be out of scope, since their tracebacks refer to tensors.
-    """
+    """Free unreferenced objects; errors must be out of scope, since their tracebacks refer to tensors."""
     gc.collect()
     empty_device_cache()
 
@@ -69,7 +64,6 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
 
     Raises:
         RuntimeError: other processes have not run out of memory, and wait for gradients.
-        Exception: another error of the function.
     """
     try:
         run()
@@ -93,12 +87,8 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
 def sync_forward_failures(args: TrainingArguments, steps: int, is_trial: bool) -> Iterator[None]:
     """Raise errors of a forward pass in all processes, if training continues after them.
 
-    This applies to out-of-memory errors of the first steps under `auto_find_batch_size`, and to all errors in a trial
-    of a hyperparameter search.
-
-    Parameters:
-        steps: optimizer steps since the training was started or restarted.
-        is_trial: whether this is a trial of a hyperparameter search.
+    These are out-of-memory errors of the first steps under `auto_find_batch_size`, and all errors in a trial of a
+    hyperparameter search.
     """
     searches_size = args.auto_find_batch_size and steps < MAX_AGREED_STEPS
     if not (searches_size or is_trial) or args.world_size == 1:
@@ -121,9 +111,6 @@ def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Res
 
     Each attempt continues with the current model and optimizer. With `global_batch_size` only divisors of it are
     tried, so that an optimizer step keeps its samples.
-
-    Parameters:
-        train: trains with micro-batches of `session.train_batch_size` samples per device.
 
     Raises:
         RuntimeError: a single sample does not fit.
@@ -162,7 +149,6 @@ def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Res
 
 
 def drop_training_objects(trainer: Any) -> None:
-    """Drop Lightning's trainer and wrappers of the model, and free their memory."""
     trainer.session.lightning.trainer = None
     # A DDP wrapper would continue to all-reduce gradients.
     trainer.model_wrapped = trainer.model

@@ -15,9 +15,8 @@ class Signature(NamedTuple):
     """The call of an overridable method.
 
     Parameters:
-        first: number of parameters that every release has, which are passed by position.
-        by_place: later parameters that are passed by position.
-        by_keyword: later parameters that are passed by keyword.
+        first: number of parameters of every release, which are passed by position.
+        by_place, by_keyword: later parameters that are passed by position, or by keyword.
     """
 
     first: int
@@ -44,11 +43,7 @@ def accept_earlier_signatures(instance: object) -> None:
 
 
 def accept_earlier_signature(holder: Any, name: str) -> None:
-    """Wrap an override that lacks later parameters, with a FutureWarning.
-
-    Parameters:
-        holder: the class or the Trainer with the override.
-    """
+    """Wrap an override that lacks later parameters, with a FutureWarning."""
     method = getattr(holder, name)
     is_class = isinstance(holder, type)
     signature = SIGNATURES[name]
@@ -106,7 +101,7 @@ _PACKAGE_MEMBERS: dict[str, list[Any]] = {}
 
 
 def register_package_class(cls: Class) -> Class:
-    """Register the members of a Trainer class of the package and of its bases, which are no overrides."""
+    """Register the members of a class of the package, which are no overrides."""
     for base in cls.__mro__:
         for name, member in vars(base).items():
             _PACKAGE_MEMBERS.setdefault(name, []).append(member)
@@ -114,7 +109,6 @@ def register_package_class(cls: Class) -> Class:
 
 
 def find_overrides(instance: object, names: Iterable[str]) -> list[str]:
-    """Return the named methods that an instance or a subclass of the package's classes overrides."""
     overrides, cls = [], type(instance)
     for name in names:
         members, method = _PACKAGE_MEMBERS.get(name, ()), getattr(cls, name, None)
@@ -140,11 +134,7 @@ NEVER_CALLED: dict[str, str] = {
 
 
 def refuse_ignored_overrides(instance: object) -> None:
-    """Refuse a Trainer with overrides that are never called.
-
-    Raises:
-        NotImplementedError: the Trainer has such overrides.
-    """
+    """Raise a NotImplementedError for overrides that are never called."""
     ignored = [f"{name} ({NEVER_CALLED[name]})" for name in find_overrides(instance, NEVER_CALLED)]
     if ignored:
         raise NotImplementedError(

@@ -24,10 +24,7 @@ REMEDY = "Leave it out; max_tokens_per_batch saves padding with any model"
 def check_packing(args: Any, model: nn.Module, wrapped: nn.Module, loader: Any) -> None:
     """Refuse to train on packed rows if the model's attention crosses documents.
 
-    Two short documents are run through the model in a packed row and alone, without gradients.
-
-    Parameters:
-        model, wrapped: the model of the user and the model of the training steps.
+    Two short documents are run in a packed row and alone.
 
     Raises:
         ValueError: the model is no causal language model, takes no position ids, or mixes documents.

@@ -1,4 +1,4 @@
-"""The length of a training in epochs, optimizer steps and samples, from the arguments and the loader's length."""
+"""The length of a training in epochs, optimizer steps and samples."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ class TrainingPlan(NamedTuple):
         num_train_epochs: epochs, of which the last may be partial; `sys.maxsize` for a stream.
         optimizer_steps_per_epoch: optimizer steps, including a shorter last window.
         num_examples: samples in an epoch.
-        num_train_samples: samples in the whole training.
         total_train_batch_size: samples per optimizer step, over all devices.
-        micro_batches_per_epoch: batches of the loader in an epoch.
-        max_steps: optimizer steps in the whole training.
     """
 
     num_train_epochs: int
@@ -66,14 +63,8 @@ def plan_training(
 ) -> TrainingPlan:
     """Return the plan for a loader, by `max_steps` or else by `num_train_epochs`.
 
-    Parameters:
-        source: arguments, and further keywords for Lightning.
-        samples_per_step: samples of an optimizer step by the arguments, over all processes.
-        count_examples: returns the samples in a loader.
-
     Raises:
-        ValueError: the loader is empty, has no length while `max_steps` is not set, or differs in length between
-            processes.
+        ValueError: the loader is empty, has no length without `max_steps`, or differs in length between processes.
     """
     args = source.args
     accumulation, batch_size = args.gradient_accumulation_steps, samples_per_step
@@ -125,7 +116,6 @@ def plan_training(
 
 
 def describe_empty_loader(args: TrainingArguments, loader: Any) -> str:
-    """Return the error message for a training loader without a batch."""
     samples = len(loader.dataset) if has_length(getattr(loader, "dataset", None)) else 0
     if samples and args.dataloader_drop_last:
         return (

@@ -1,8 +1,4 @@
-"""Signals during a training: save and stop at an optimizer step, and two lines instead of a traceback at Ctrl-C.
-
-After a preemption signal all processes synchronize at the next step boundary, save a checkpoint unless the step is
-saved, and `train()` returns. An evaluation is interrupted, and rerun by the training that resumes.
-"""
+"""Signals during a training: save and stop at an optimizer step, and two lines instead of a traceback at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -63,10 +59,9 @@ class EvaluationInterrupted(BaseException):
 
 
 class Preemption(StepPolicy):
-    """Preemption signals of a training, synchronized at step boundaries.
+    """Preemption signals, which save and stop a training at a step boundary.
 
-    Parameters:
-        signals: signals that save and stop; without signals this has no effect.
+    An interrupted evaluation is rerun by the training that resumes.
 
     Attributes:
         agreed: the signal that all processes have received from each other, or None.
@@ -85,11 +80,7 @@ class Preemption(StepPolicy):
 
     @classmethod
     def create(cls, args: TrainingArguments) -> Preemption:
-        """Return the preemption for `enable_jit_checkpoint` and `jit_checkpoint_signals`.
-
-        Raises:
-            ValueError: the arguments enable it outside of the main thread.
-        """
+        """Return the policy for `enable_jit_checkpoint`, or raise a ValueError outside of the main thread."""
         if not args.enable_jit_checkpoint:
             return cls()
         if threading.current_thread() is not threading.main_thread():
@@ -101,7 +92,6 @@ class Preemption(StepPolicy):
         return cls([signal.Signals[name] for name in ([names] if isinstance(names, str) else names)])
 
     def start(self) -> None:
-        """Install the signal handlers, before the first optimizer step."""
         if not self.signals or self._earlier_handlers:
             return
         connect_hosts()
@@ -110,7 +100,7 @@ class Preemption(StepPolicy):
             self._earlier_handlers[number] = signal.signal(number, self._on_signal)
 
     def stop(self) -> None:
-        """Restore the earlier signal handlers, except where a script has replaced this handler."""
+        """Restore the earlier handlers, except where a script has replaced this handler."""
         for number, handler in self._earlier_handlers.items():
             # `==`, since each access makes a new bound method.
             if signal.getsignal(number) == self._on_signal and handler is not None:
@@ -136,13 +126,13 @@ class Preemption(StepPolicy):
                 self.agreed = signal.Signals(number)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        """Synchronize the received signals; after an epoch's last step the end of the epoch does."""
+        """Synchronize signals; after an epoch's last step the end of the epoch does."""
         if not is_epoch_end:
             self.agree()
 
     @contextmanager
     def interruptible_evaluation(self, state: TrainerState) -> Iterator[None]:
-        """Run an evaluation that a signal interrupts, and then restore random states and the log history."""
+        """Run an evaluation; if a signal interrupts it, restore random states and the log history."""
         if not self.signals:
             yield
             return
@@ -158,11 +148,7 @@ class Preemption(StepPolicy):
             self._can_interrupt = False
 
     def raise_if_preempted(self) -> None:
-        """Synchronize the received signals before a batch of an evaluation.
-
-        Raises:
-            EvaluationInterrupted: a process has received a signal.
-        """
+        """Raise EvaluationInterrupted if a process has received a signal."""
         if self._can_interrupt:
             self.agree()
             if self.agreed is not None:
@@ -185,7 +171,7 @@ class Preemption(StepPolicy):
 
 
 def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
-    """Remove and return the control's flags for an interrupted evaluation from a checkpoint's state, or None."""
+    """Remove and return the control's flags for an interrupted evaluation, or None."""
     entry = (state.stateful_callbacks or {}).pop(INTERRUPTED_EVALUATION, None)
     return None if entry is None else {"should_evaluate": True, **entry["attributes"]}
 
@@ -195,11 +181,7 @@ def pop_interrupted_evaluation(state: TrainerState) -> dict[str, bool] | None:
 
 @contextmanager
 def report_ctrl_c(args: TrainingArguments, state: Callable[[], TrainerState]) -> Iterator[None]:
-    """Run a training whose interruption by Ctrl-C is reported in two lines.
-
-    Parameters:
-        state: returns the state of the training.
-    """
+    """Report Ctrl-C in a block in two lines."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -209,7 +191,6 @@ def report_ctrl_c(args: TrainingArguments, state: Callable[[], TrainerState]) ->
 
 
 def describe_interruption(args: TrainingArguments, state: TrainerState) -> list[str]:
-    """Return two lines with the step, the last checkpoint and the command to resume."""
     steps = [checkpoint_step(path) for path in Path(args.output_dir).glob("*")]
     # Later checkpoints are from an earlier training.
     step = max((step for step in steps if step is not None and step <= state.global_step), default=None)

@@ -1,4 +1,4 @@
-"""Metrics for users: printed tables, JSON files, memory use and input tokens."""
+"""Metrics for users: tables, JSON files, memory use and input tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def _is_finite_number(value: Any) -> bool:
 
 
 def print_metrics(split: str, metrics: dict[str, Any]) -> None:
-    """Print the metrics of a split as a table, sorted by name."""
     formatted = metrics_format(metrics)
     name_width = max(map(len, formatted), default=0)
     value_width = max((len(str(value)) for value in formatted.values()), default=0)
@@ -70,7 +69,6 @@ def save_metrics(output_dir: str, split: str, metrics: dict[str, Any], combined:
     Raises:
         TypeError: a metric has no form in JSON.
         ValueError: `all_results.json` contains no metrics; it is not changed.
-        OSError: a file cannot be written; it keeps its content.
     """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,14 +112,7 @@ class MemoryReport:
     """Memory use of stages in bytes, as metrics.
 
     `<stage>_mem_cpu_alloc_delta` is the memory that a stage allocated and did not free, `<stage>_mem_cpu_peaked_delta`
-    the peak above it; `_gpu_` is the same on the GPU. A stage within another stage, such as an evaluation during
-    training, is part of the outer stage. The first report includes the construction.
-
-    Parameters:
-        is_enabled: whether to measure.
-
-    Raises:
-        ImportError: psutil is not installed.
+    the peak above it; `_gpu_` is the same on the GPU. The first report includes the construction.
     """
 
     def __init__(self, is_enabled: bool):
@@ -144,7 +135,7 @@ class MemoryReport:
                 self._reset_stage()
 
     def start(self, stage: str) -> bool:
-        """Start a stage, and return whether it has started; within another stage it does not."""
+        """Start a stage, unless it is part of another, and return whether it has started."""
         if self._process is None or self._stage not in (None, stage):
             return False
         self._reset_stage()
@@ -159,11 +150,7 @@ class MemoryReport:
         return True
 
     def stop(self, stage: str, metrics: dict[str, Any] | None = None) -> None:
-        """End a stage and add its memory use to the metrics.
-
-        Parameters:
-            metrics: the metrics to update; None defers the numbers to the first report of another stage.
-        """
+        """End a stage and add its memory use to the metrics; None defers it to the first report of another stage."""
         if self._process is None or self._stage != stage or self._sampler is None:
             return
         peak = {"cpu": self._sampler.stop()}
@@ -235,18 +222,13 @@ def _get_process() -> Any:
 
 
 class InputTokenCounter:
-    """A counter of input tokens for `include_num_input_tokens_seen`."""
+    """A counter for `include_num_input_tokens_seen`."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
     def count(self, inputs: Any, args: TrainingArguments, model: Any, processing_class: Any, tp_size: int) -> int:
-        """Return the tokens in a micro-batch of all processes; 0 with a warning if they cannot be counted.
-
-        Parameters:
-            processing_class: tokenizer or processor, for its padding token.
-            tp_size: size of the tensor-parallel group.
-        """
+        """Return the tokens in a micro-batch of all processes; 0 with a warning if they cannot be counted."""
         main_input = getattr(model, "main_input_name", "input_ids")
         if main_input not in inputs:
             self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")

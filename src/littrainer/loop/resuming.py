@@ -1,8 +1,4 @@
-"""The resume record, a file in addition to those of transformers' checkpoints, for exact resumes.
-
-Without the record a training resumes as in transformers, at the position given by the optimizer steps. With it, an
-epoch continues after the rows that were trained, even with other batch sizes or processes.
-"""
+"""The resume record, a file in addition to those of transformers' checkpoints, for exact resumes."""
 
 from __future__ import annotations
 
@@ -62,9 +58,7 @@ class ResumedTraining(NamedTuple):
     """A training that resumes from a checkpoint.
 
     Parameters:
-        args: the current arguments.
         state: the checkpoint's state.
-        plan: the length of the training.
         train_batch_size: samples in a micro-batch of this process.
     """
 
@@ -75,7 +69,6 @@ class ResumedTraining(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Sizes of data and optimizer step, by the names of `SIZES` and others."""
         args, plan = self.args, self.plan
         return {
             "micro_batch": self.train_batch_size,
@@ -88,7 +81,7 @@ class ResumedTraining(NamedTuple):
         }
 
     def find_changed_sizes(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the `SIZES` that differ from a checkpoint's, except lengths of streams."""
+        """Return the `SIZES` that differ, except lengths of streams."""
         ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
         return find_changed_sizes(self.sizes, record["sizes"], ignored)
 
@@ -97,7 +90,7 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     """Return the record of a checkpoint; None for a checkpoint of transformers.
 
     Parameters:
-        rank: process whose position in the data is read; `data` is None if the checkpoint has no such position.
+        rank: process whose position is read; `data` is None if the checkpoint has no such position.
 
     Raises:
         ValueError: a file is damaged, of another version, or could run code.
@@ -128,11 +121,9 @@ def _load_record(path: Path) -> dict[str, Any] | None:
 
 
 def find_position(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> DataPosition:
-    """Return the position of the record, adapted to the current sizes, or the position that transformers counts.
+    """Return the record's position, adapted to the current sizes, or the position that transformers counts.
 
-    Parameters:
-        record: the result of `read_resume_record`.
-        loader: the training DataLoader.
+    With a record an epoch continues after the rows that were trained, even with other batch sizes or processes.
 
     Raises:
         UnequalData: the remaining rows do not give all processes equally many batches.
@@ -171,7 +162,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
 def _move_by_rows(
     position: DataPosition, data: Mapping[str, Any], has_other_processes: bool, training: ResumedTraining, loader: Any
 ) -> DataPosition | None:
-    """Return the position after the trained rows, in batches of the current size; None if it cannot be found."""
+    """Return the position after the trained rows, in batches of the current size; None if unknown."""
     plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
     length = plan.micro_batches_per_epoch
     # Lightning's limits may skip batches.
@@ -205,21 +196,19 @@ def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> i
 
 
 def count_position(training: ResumedTraining) -> DataPosition:
-    """Return the position that transformers computes from the number of optimizer steps."""
+    """Return the position that transformers computes from the optimizer steps."""
     args = training.args
     epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
     return DataPosition(epoch, 0 if args.ignore_data_skip else steps_into_epoch * args.gradient_accumulation_steps)
 
 
 def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
-    """Return whether logs, evaluations or saves are due at the end of each epoch."""
     return IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy, args.save_strategy)
 
 
 def warn_of_differences(
     checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
 ) -> None:
-    """Warn of the differences from the training that wrote the checkpoint."""
     sentences = _compare_data(checkpoint, record, training, position, loader)
     if arguments := _compare_arguments(record, training):
         lines = "".join(f"\n\t{line}" for line in arguments)
@@ -234,7 +223,7 @@ def warn_of_differences(
 
 
 def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
-    """Return a line for each argument that differs, in the form that transformers logs."""
+    """Return a line for each argument that differs, in transformers' form."""
     current, state = get_compared_arguments(training.args), training.state
     saved = {} if record is None else record["arguments"]
     compared = {name: (current[name], saved[name], RESUME_RECORD_NAME) for name in current if name in saved}
@@ -277,7 +266,6 @@ def _compare_data(
 
 
 def get_compared_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that a resumed training compares, as plain values."""
     compared = {}
     for name in (*CURRENT_ARGUMENTS, *RESTORED_ARGUMENTS):
         value = getattr(args, name)

@@ -1,7 +1,4 @@
-"""The beginning and end of a training and its epochs; loop/step.py has its steps.
-
-Lightning's hooks call the methods of `TrainingRun` through lightning_adapter/module.py, in their order here.
-"""
+"""The beginning and end of a training and its epochs; loop/step.py has its steps."""
 
 from __future__ import annotations
 
@@ -51,12 +48,10 @@ logger = logging.getLogger(__name__)
 class TrainingRun:
     """A training, from its plan to its result.
 
+    Lightning's hooks call its methods through lightning_adapter/module.py, in their order here.
+
     Parameters:
-        loader: the training DataLoader.
-        plan: the length of the training.
         checkpoint: folder to resume from, or None.
-        trial: trial of the hyperparameter search, or None.
-        ignore_keys_for_eval: model outputs that evaluations ignore.
     """
 
     trainer = weak_property("_trainer")
@@ -77,7 +72,7 @@ class TrainingRun:
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.step = TrainingStep(self)
-        # After a rollback keep the original start time.
+        # A rollback keeps the original start time.
         self.start_time = trainer.session.run.start_time if self.step.health.rollback_counts else time.time()
         accumulation = trainer.args.gradient_accumulation_steps
         self.windows = WindowLoader(
@@ -105,12 +100,12 @@ class TrainingRun:
         trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_restore: list[float] | None = None
         self._hyperparameters_changed = False
-        # Extra optimizer steps taken before the resume, with a smaller global batch.
+        # Extra optimizer steps before the resume, with a smaller global batch.
         self.surplus_steps = 0
         self._has_layout_changed = False
 
     def prepare_state(self) -> None:
-        """Reset the Trainer's state or read it from the checkpoint, by the overridable `_init_training_state`."""
+        """Reset the Trainer's state or read the checkpoint's, by the overridable `_init_training_state`."""
         plan, checkpoint = self.plan, self._checkpoint_name
         start = self.trainer._init_training_state(
             plan.max_steps, plan.optimizer_steps_per_epoch, plan.num_train_epochs, checkpoint, self.trial
@@ -158,7 +153,7 @@ class TrainingRun:
         training = ResumedTraining(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
         position = self.resumed_at = find_position(self.record, training, loader)
-        # A search changes arguments on purpose, and a rollback would repeat the warning.
+        # A search changes arguments on purpose; a rollback would repeat the warning.
         if self.trial is None and not self.step.health.rollback_counts:
             warn_of_differences(checkpoint, self.record, training, position, loader)
         self.surplus_steps = position.surplus_steps
@@ -188,16 +183,15 @@ class TrainingRun:
 
     @property
     def folder(self) -> str:
-        """The folder of this training's checkpoints, by the overridable `_get_output_dir`."""
+        """Folder of the checkpoints, by the overridable `_get_output_dir`."""
         return str(self.trainer._get_output_dir(trial=self.trial))
 
     @property
     def is_finished(self) -> bool:
-        """True if the resumed checkpoint has all optimizer steps."""
         return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
 
     def resume_record(self) -> dict[str, Any]:
-        """Return the content of `littrainer_resume.pt` at the current step."""
+        """Return the content of `littrainer_resume.pt`."""
         position, trainer, splitter = self.position(), self.trainer, self.step.splitter
         training = ResumedTraining(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
         if self.resumed_at is not None:
@@ -222,7 +216,7 @@ class TrainingRun:
         }
 
     def position(self) -> DataPosition:
-        """Return the position in the data from which a checkpoint at the current step resumes."""
+        """Return the position from which a checkpoint at the current step resumes."""
         if self.resumed_at is not None:
             return self.resumed_at
         is_over = self.windows.is_epoch_complete or self.trainer.control.should_epoch_stop
@@ -238,14 +232,13 @@ class TrainingRun:
 
     @property
     def remaining_epochs(self) -> int:
-        """Number of epochs to run."""
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
     def announce(self) -> None:
-        """Log the length of the training at level info, as transformers does."""
+        """Log the length of the training, as transformers does."""
         trainer, args, plan = self.trainer, self.trainer.args, self.plan
         trained = [parameter for parameter in list_parameters(trainer.model) if parameter.requires_grad]
-        # Parameters that DeepSpeed has sharded have their full size in `ds_numel`.
+        # Sharded parameters of DeepSpeed have their full size in `ds_numel`.
         num_parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         logger.info("***** Running training *****")
         logger.info(f"  Num examples = {plan.num_examples:,}")
@@ -267,12 +260,11 @@ class TrainingRun:
                 )
 
     def restore_lightning_callbacks(self) -> None:
-        """Restore the states of Lightning callbacks from the checkpoint."""
         if self.checkpoint is not None:
             restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
 
     def restore(self) -> None:
-        """Restore optimizer, schedule and scaler from the checkpoint."""
+        """Restore optimizer, schedule and scaler."""
         if self.checkpoint is None:
             return
         trainer = self.trainer
@@ -290,7 +282,6 @@ class TrainingRun:
             self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:
-        """Begin the training; the first epoch follows."""
         trainer = self.trainer
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
@@ -321,7 +312,7 @@ class TrainingRun:
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
             trainer.control.should_save = True
             self.step.log_evaluate_save()
-        # A failed attempt with a larger batch may not have released the guard.
+        # A failed attempt may not have released the guard.
         trainer.update_guard.release()
         trainer.preemption.start()
 
@@ -344,7 +335,6 @@ class TrainingRun:
         self._random_states = get_rng_states()
 
     def optimizer_and_schedule(self) -> tuple[Any, Any]:
-        """Make optimizer and schedule for the length of this training."""
         optimizer_and_schedule: tuple[Any, Any] = self.trainer._create_optimizer_and_schedule(
             self.plan.max_steps - self._schedule_offset
         )
@@ -372,7 +362,6 @@ class TrainingRun:
         self.begin()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0."""
         trainer = self.trainer
         self.epoch = epoch
         self.is_between_epochs = False
@@ -396,12 +385,11 @@ class TrainingRun:
             self._rates_to_restore = None
 
     def pop_skipped_micro_batches(self) -> int:
-        """Return the micro-batches that the resumed epoch had before this call; 0 at later calls."""
+        """Return the micro-batches of the epoch before the resume; 0 at later calls."""
         skipped, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
         return skipped
 
     def end_epoch(self) -> None:
-        """End an epoch, after its data or after a callback's request."""
         trainer, control = self.trainer, self.trainer.control
         micro_batches, accumulation = self.windows.micro_batches_read, self.windows.accumulation
         is_stopping = control.should_epoch_stop or control.should_training_stop
@@ -428,10 +416,9 @@ class TrainingRun:
         self.step.log_evaluate_save()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Log and return the metrics of the training, after its last step.
+        """Log and return the metrics of the training.
 
         Parameters:
-            num_train_samples: samples in the whole training.
             start_time: `time.time()` at the start of this call of `train()`.
         """
         trainer, state, session = self.trainer, self.trainer.state, self.trainer.session

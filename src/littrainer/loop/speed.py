@@ -1,4 +1,4 @@
-"""The time log of a training (`log_speed`): parts of each logging interval, throughput and remaining time."""
+"""The time log of a training (`log_speed`): times of its parts, throughput and remaining time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 4096
-# Word in a GPU's name -> peak FLOPS on dense matrices by its data sheet, in 16 bits, TF32 and float32.
+# Word in a GPU's name -> peak FLOPS on dense matrices in 16 bits, TF32 and float32.
 PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
     "B200": (2250e12, 1100e12, 75e12),
     "H200": (989e12, 494e12, 67e12),
@@ -42,14 +42,13 @@ PEAK_FLOPS: dict[str, tuple[float, float, float]] = {
 
 
 def get_peak_flops(device: torch.device, is_half: bool) -> float | None:
-    """Return the peak FLOPS of a device, or None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     kind = 0 if is_half else 1 if get_matmul_precision() in ("high", "medium", "tf32") else 2
     return next((peaks[kind] for part, peaks in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name)), None)
 
 
 class NoSpeedLog:
-    """A null object for `SpeedLog` without `log_speed`; builtins cost a step no Python call."""
+    """A null object for `SpeedLog`; builtins cost a step no Python call."""
 
     begin = enter = count = staticmethod(id)
     during = staticmethod(nullcontext)
@@ -59,12 +58,11 @@ class NoSpeedLog:
 class SpeedLog:
     """Times of the parts of a training, and its throughput.
 
-    `enter` begins a part. On a GPU it records an event in the stream, and events are read at logs only, so that parts
-    have the GPU's time without a device sync.
+    On a GPU `enter` records an event in the stream; events are read at logs only, so that parts have the GPU's time
+    without a device sync.
 
     Parameters:
-        model: the model, for the name of its main input and its dtype.
-        padding_id: padding token, for batches without attention mask; None if unknown.
+        padding_id: padding token, for batches without attention mask.
         copies: neighbouring processes with the same samples, as under tensor parallelism.
     """
 
@@ -92,7 +90,6 @@ class SpeedLog:
         self._advice: str | None = None
 
     def begin(self, state: TrainerState) -> None:
-        """Start counting."""
         self._flops_before, self._steps_before = state.total_flos, state.global_step
         self._since = perf_counter()
         self.enter("other")
@@ -139,7 +136,7 @@ class SpeedLog:
     def count(self, window: list[Any]) -> None:
         """Count samples and tokens of micro-batches, without a device sync."""
         for inputs in window:
-            # `data` of a BatchEncoding, whose own methods take several calls.
+            # `data` of a BatchEncoding, whose methods take several calls.
             fields = inputs if type(inputs) is dict else getattr(inputs, "data", None)
             fields = fields if type(fields) is dict else {}
             first: Any = next(iter(fields.values()), None)
@@ -161,12 +158,7 @@ class SpeedLog:
             self._real_tokens = real if self._real_tokens is None else self._real_tokens + real
 
     def logs(self, state: TrainerState, control: TrainerControl) -> dict[str, float]:
-        """Return the logs of the interval since the last log; a collective.
-
-        Parameters:
-            state: state with the FLOPs of all processes.
-            control: control whose flags show the next evaluation and save.
-        """
+        """Return the logs since the last log; a collective."""
         interval = self._end_interval(state)
         self._total.update(interval)
         if self._first:
@@ -180,13 +172,12 @@ class SpeedLog:
         return logs
 
     def summary(self, state: TrainerState) -> dict[str, float]:
-        """Return the logs of the whole training, at its end."""
         self._total.update(self._end_interval(state))
         self._advise()
         return self._compute_throughput(self._total)
 
     def _end_interval(self, state: TrainerState) -> dict[str, float]:
-        """Return the counts of all processes and the times of this process since the last call."""
+        """Return the counts of all processes and times of this process since the last call."""
         self.enter(self._part)
         if self._on_gpu:
             self._events[-1][1].synchronize()
@@ -243,7 +234,7 @@ class SpeedLog:
                 begin = max(state.global_step, math.ceil(args.eval_delay) - 1 if part == "evaluation" else 0)
                 number += math.ceil(state.max_steps / steps) - begin // steps if begin < state.max_steps else 0
             elif strategy == "epoch":
-                # After an epoch's last step its evaluation is due, even before the control's flag is raised.
+                # The evaluation after an epoch's last step is due before its flag is raised.
                 number = max(state.num_train_epochs - math.ceil(state.epoch or 0) + 1, number)
             remaining += number * self._total[part] / max(self._times[part], 1)
         if args.max_minutes is not None:

@@ -1,17 +1,8 @@
 """An optimizer step, from drawing its window to log, evaluation and save.
 
-Lightning's loop and the fast loop call these methods in this order:
-
-    draw                 draws the micro-batches of a window and counts their label tokens, for data/windows.py
-    begin_micro_batch    fires on_step_begin, at the first micro-batch of a window
-    forward_micro_batch  runs the forward pass; `loss.scale_for_accumulation` divides the loss. The backward pass is
-                         next, in lightning_adapter/module.py, or is part of an overridden `training_step`
-    update               at the last micro-batch: `clip`, on_pre_optimizer_step, the optimizer's step (Ctrl-C waits from
-                         `clip` on), on_optimizer_step, the schedule's step
-    end_micro_batch      clears gradients, counts the step, fires on_step_end, synchronizes the control's flags and
-                         calls `_maybe_log_save_evaluate`; before the last micro-batch it only fires on_substep_end
-
-Policies (loop/step_policy.py) act at the moments that they override.
+Lightning's loop and the fast loop call `draw` for a window, and for each of its micro-batches `begin_micro_batch`,
+`forward_micro_batch`, the backward pass (lightning_adapter/module.py, or an overridden `training_step`), at the last
+micro-batch `update`, and `end_micro_batch`.
 """
 
 from __future__ import annotations
@@ -60,14 +51,10 @@ class TrainingStep:
     """The micro-batches and optimizer steps of a training.
 
     Attributes:
-        grad_norm: gradient norm of the last optimizer step; None before the first step of an epoch.
-        learning_rate: learning rate of the last optimizer step; None before the first step of an epoch.
-        health: the guard against non-finite losses and norms.
+        grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
         clock: raises flags by the time; None except in the first process.
-        speed: the time log of `log_speed`.
-        splitter: runs forward and backward passes in parts that fit into memory; None without `auto_micro_batch`.
+        splitter: None without `auto_micro_batch`.
         on_step_done: callback that is run once, after logs, evaluation and save of the step.
-        is_step_skipped: whether a policy skips the current optimizer step.
     """
 
     run = weak_property("_run")
@@ -102,7 +89,7 @@ class TrainingStep:
         self._at_window_begin, self._at_gradients, self._at_step_end = actions
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
-        """Draw the micro-batches of a window and count its label tokens, by the overridable `get_batch_samples`."""
+        """Draw a window and count its label tokens, by the overridable `get_batch_samples`."""
         trainer, speed, session = self.trainer, self.speed, self.trainer.session
         speed.enter("data")
         drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
@@ -117,12 +104,10 @@ class TrainingStep:
         return drawn
 
     def should_end_epoch(self) -> bool:
-        """Return whether a callback has requested the end of the epoch or the training."""
         control = self.trainer.control
         return bool(control.should_epoch_stop or control.should_training_stop)
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
-        """Prepare for the forward pass of a micro-batch."""
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.opens_window:
@@ -134,10 +119,12 @@ class TrainingStep:
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def forward_micro_batch(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
-        """Run the forward pass, with `auto_micro_batch` the backward pass too, and return the scaled loss.
+        """Run the forward pass, and return the scaled loss.
+
+        Under `auto_micro_batch` and in an overridden `training_step` the backward pass is run too.
 
         Parameters:
-            by_training_step: call the overridden `training_step`, which runs the backward pass too.
+            by_training_step: call the overridden `training_step`.
         """
         trainer, inputs, speed = self.trainer, micro_batch.inputs, self.speed
         if by_training_step:
@@ -208,7 +195,7 @@ class TrainingStep:
         trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
-        # Comparing the time here saves a call in each step.
+        # Comparing here saves a call in each step.
         if self.clock is not None and time.monotonic() >= self.clock.next_call:
             self.clock.on_step_end(trainer.state, trainer.control, micro_batch.epoch_fraction >= 1)
         for act in self._at_step_end:
@@ -217,11 +204,7 @@ class TrainingStep:
         self.log_evaluate_save()
 
     def sync_control_flags(self, flags: tuple[str, ...] = CONTROL_FLAGS) -> None:
-        """Synchronize flags of the control over all processes, and finish background saves that have ended.
-
-        Parameters:
-            flags: the flags to synchronize.
-        """
+        """Synchronize flags over all processes, and finish background saves that have ended."""
         pending = self.trainer.session.checkpoints.pending
         is_written = pending is not None and pending.writing.done()
         if self._flags is not None:
@@ -232,12 +215,11 @@ class TrainingStep:
             self.sync_control_flags(flags)
 
     def log_evaluate_save(self) -> None:
-        """Log, evaluate and save as the control's flags request."""
         trainer, run, health = self.trainer, self.run, self.health
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
         is_due = calls_events or trainer.preemption.agreed is not None
-        # Fast path: without an override, the arguments of the hook are not built.
+        # Without an override, the arguments of the hook are not built.
         if not (is_due or self._overrides_log_save_evaluate):
             return
         loss = trainer.session.loss
@@ -269,7 +251,6 @@ class TrainingStep:
         return bool(find_overrides(self.trainer, ["_maybe_log_save_evaluate"]))
 
     def run_step_done_callback(self) -> None:
-        """Run `on_step_done` once."""
         if self.on_step_done is not None:
             callback, self.on_step_done = self.on_step_done, None
             callback()

@@ -1,7 +1,4 @@
-"""The interface of policies, which watch the optimizer steps of a training, such as the health guard and the signals.
-
-`TrainingStep` collects the methods that policies override once, so that a step calls nothing for the others.
-"""
+"""The interface of policies, which watch the optimizer steps of a training, such as the health guard."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class StepPolicy:
-    """Moments of an optimizer step at which a policy can act, in their order."""
+    """Moments of an optimizer step at which a policy can act, in order; steps call overridden methods only."""
 
     def on_window_begin(self) -> None:
         """Run before the first forward pass of a window."""

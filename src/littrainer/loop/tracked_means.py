@@ -18,11 +18,7 @@ LOGGED_BY_TRAINER = (
 
 
 class TrackedMeans:
-    """Means of named values since the last log, until which tensors stay on their device.
-
-    Attributes:
-        is_paused: whether values are skipped, as in an evaluation.
-    """
+    """Means of named values since the last log, until which tensors stay on their device."""
 
     def __init__(self) -> None:
         self.is_paused = False
@@ -48,7 +44,6 @@ class TrackedMeans:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Skip values within the block."""
         was_paused, self.is_paused = self.is_paused, True
         try:
             yield
@@ -56,7 +51,7 @@ class TrackedMeans:
             self.is_paused = was_paused
 
     def take(self, device: torch.device) -> dict[str, float]:
-        """Return the mean of each value over the processes that have tracked it, and reset; a collective."""
+        """Return the means over the processes that have tracked a value, and reset; a collective."""
         most_tracked = len(self._sums)
         if get_world_size() > 1:
             most_tracked = int(reduce_across_processes(torch.tensor(most_tracked, device=device), "max"))
@@ -77,7 +72,6 @@ _current_means: ContextVar[TrackedMeans | None] = ContextVar("tracked means of t
 
 @contextmanager
 def collect_tracked_values(means: TrackedMeans) -> Iterator[None]:
-    """Run a block in which `track` adds to `means`."""
     token = _current_means.set(means)
     try:
         yield

@@ -1,8 +1,4 @@
-"""The watchdog of `hang_timeout`: a thread that detects a hang, prints all stacks and ends the training.
-
-It reads counts that the training updates anyway, so that a step costs nothing. It also touches a heartbeat file, by
-which `littrainer run --hang-timeout` detects a hung process.
-"""
+"""The watchdog of `hang_timeout`: a thread that detects a hang, prints all stacks and ends the training."""
 
 from __future__ import annotations
 
@@ -47,10 +43,12 @@ EXIT_TIMEOUT_S = 5.0
 class Watchdog(AbstractContextManager["Watchdog"]):
     """A block whose training is ended if it hangs.
 
+    The thread reads counts that the training updates anyway, so that a step costs nothing. It also touches a heartbeat
+    file, by which `littrainer run --hang-timeout` detects a hung process.
+
     Parameters:
         args: the arguments; `littrainer run --hang-timeout` overrides their `hang_timeout`. Without either the
             watchdog is off.
-        state: returns the state of the training.
         targets: returns the training, None while it begins or ends, and the running evaluation or None.
 
     Raises:

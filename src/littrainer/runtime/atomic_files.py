@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file such that a failure or kill preserves its previous content.
-
-    Parameters:
-        content: text for UTF-8, or bytes.
-    """
+    """Write a file such that a failure or kill preserves its content."""
     target = Path(path).resolve()
     staging = target.with_name(f".{target.name}.unfinished-{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Ctrl-C and StopIteration of the user's code, which Lightning's loops would handle themselves."""
+"""Ctrl-C and StopIteration of the user's code, which Lightning's loops would handle."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ class UserStopIteration(RuntimeError):
 
 
 class ReraiseUserStopIteration(AbstractContextManager[None]):
-    """A block that raises the cause of a UserStopIteration."""
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, UserStopIteration) and error.__cause__ is not None:
             raise error.__cause__ from None
@@ -52,7 +50,7 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
 
     def __enter__(self) -> UpdateGuard:
         handler = signal.getsignal(signal.SIGINT) if _is_main_thread() else None
-        # SIG_IGN and SIG_DFL are not callable and cannot be deferred.
+        # SIG_IGN and SIG_DFL cannot be deferred.
         if callable(handler):
             self._handler = handler
             signal.signal(signal.SIGINT, self._on_signal)
@@ -75,11 +73,9 @@ class UpdateGuard(AbstractContextManager["UpdateGuard"]):
                 self._handler = None
 
     def hold(self) -> None:
-        """Defer Ctrl-C from now on, before weights change."""
         self._is_held = True
 
     def release(self) -> None:
-        """Handle a deferred Ctrl-C, after the step is counted."""
         self._is_held = False
         if self._deferred is not None:
             deferred, self._deferred = self._deferred, None

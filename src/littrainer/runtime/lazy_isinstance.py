@@ -1,7 +1,4 @@
-"""isinstance checks for classes of other libraries without importing them.
-
-An instance of a library's class exists only if the library is loaded, so `sys.modules` suffices.
-"""
+"""isinstance checks without imports, since a library is in `sys.modules` if its classes have instances."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def loaded_classes(kind: str) -> tuple[type, ...]:
-    """Return the loaded classes of a kind."""
     # No comprehension, whose frame would double the cost in Python 3.11.
     classes = []
     for module, name in CLASSES[kind]:
@@ -58,5 +54,4 @@ def loaded_classes(kind: str) -> tuple[type, ...]:
 
 
 def is_a(candidate: Any, kind: str) -> bool:
-    """Return whether an object is of a kind of `CLASSES`."""
     return isinstance(candidate, loaded_classes(kind))

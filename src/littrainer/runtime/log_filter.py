@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Loggers of Lightning's messages, under the names of all its packages.
+# Loggers of Lightning, under the names of all its packages.
 NOISY_LOGGERS = (
     "lightning.fabric.utilities.distributed",
     "lightning.fabric.utilities.rank_zero",
@@ -19,9 +19,8 @@ NOISY_LOGGERS = (
     "lightning.pytorch.accelerators.cuda",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
-# Code paths of Lightning, except its callbacks and profilers, which a script has chosen.
+# Code of Lightning, except its callbacks and profilers, which a script has chosen.
 LIGHTNING_PATH = re.compile(r"[\\/]lightning[\\/](fabric|pytorch)[\\/](?!callbacks|profilers)")
-# Advice of Lightning that does not apply here.
 SILENCED_TEXTS = (
     r".*You defined a `validation_step` but have no `val_dataloader`.*",
     r".*GPU available but not used.*",
@@ -49,10 +48,7 @@ class _DropInfo(logging.Filter):
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's messages and advice within a block.
-
-    Trainings may be nested or run in several threads: each has its own filters.
-    """
+    """Silence Lightning within a block; nested and parallel trainings have separate filters."""
     loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     log_filter = _DropInfo()
     # New tuples, since they are removed by identity.

@@ -1,8 +1,4 @@
-"""Logger levels by `log_level`, and the handler of littrainer's records.
-
-Under `littrainer run` records pass through the logger of transformers' Trainer, so that scripts can configure it;
-otherwise through the logger `littrainer`.
-"""
+"""Logger levels by `log_level`, and the handler of littrainer's records."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ DEFAULT_LEVELS = (logging.NOTSET, ALL, logging.WARNING)
 class _Console(StreamHandler):
     """A handler that passes records to the logger of transformers' Trainer, or writes them to the current stderr.
 
-    It writes nothing if the script has its own handler.
+    Under `littrainer run` scripts configure that logger. Nothing is written if the script has its own handler.
     """
 
     def __init__(self) -> None:
@@ -58,9 +54,6 @@ def apply_log_level(args: Any) -> None:
     """Set the levels of littrainer's and transformers' loggers for this process.
 
     With `passive` littrainer's logger follows a level that a script has set for transformers'.
-
-    Parameters:
-        args: training arguments.
     """
     _set_up()
     if (args.log_level if args.should_log else args.log_level_replica) != "passive":
@@ -70,7 +63,6 @@ def apply_log_level(args: Any) -> None:
 
 
 def is_debug_logging_enabled() -> bool:
-    """Return whether debug messages are logged."""
     deciding = logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS)
     return deciding.getEffectiveLevel() <= logging.DEBUG
 

@@ -18,7 +18,6 @@ class SampleList(list[Any]):
 
 
 def is_sample_list(value: Any) -> bool:
-    """Return whether a value is a `SampleList`."""
     return isinstance(value, SampleList)
 
 
@@ -37,13 +36,10 @@ def map_nested(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[An
 
 
 def detach_nested(value: Any) -> Any:
-    """Detach nested tensors."""
     return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def truncate_nested(value: Any, length: int) -> Any:
-    """Cut nested tensors to at most `length` rows."""
-
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, SampleList):
             return SampleList(leaf[:length])
@@ -53,7 +49,7 @@ def truncate_nested(value: Any, length: int) -> Any:
 
 
 def convert_to_numpy(value: Any) -> Any:
-    """Convert nested tensors to NumPy arrays, and bfloat16 to float32."""
+    """Convert nested tensors, with bfloat16 as float32."""
 
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -105,7 +101,6 @@ def _check_entries(first: Any, others: list[Any]) -> None:
 
 
 def mixed_types_error(kinds: list[type]) -> TypeError:
-    """Return the error for batches with different structures."""
     names = sorted({kind.__name__ for kind in kinds})
     return TypeError(
         f"The batches of an evaluation returned outputs of different kinds ({', '.join(names)}), which cannot be "
@@ -129,7 +124,6 @@ def _pad(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) ->
 
 
 def mixed_shapes_message(before: tuple[int, ...], now: tuple[int, ...]) -> str:
-    """Return the error message for batches with incompatible shapes."""
     return (
         f"A batch of an evaluation returned an output of shape {now}, and one before it of shape {before}: only the "
         "first two dimensions may differ. Bring them to one shape in preprocess_logits_for_metrics, or set "
@@ -138,7 +132,7 @@ def mixed_shapes_message(before: tuple[int, ...], now: tuple[int, ...]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return dtypes and shapes of nested tensors or arrays, in a line."""
+    """Return dtypes and shapes in a line."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):

@@ -15,7 +15,7 @@ EVALUATION, SAVE, END = "evaluation", "save", "end of training"
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note, which tracebacks show below the error, unless the error has it."""
+    """Add a note, unless the error has it."""
     notes = getattr(error, "__notes__", [])
     if note in notes:
         return

@@ -57,14 +57,14 @@ def strip_credentials(path: str) -> str:
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a relative name is a valid file name that stays inside its folder."""
+    """Return whether a relative name is valid and stays inside its folder."""
     parts = (path := name.encode("utf-8", "surrogatepass")).split(b"/")
     is_short = len(path) <= MAX_KEY_BYTES and max(map(len, parts)) <= MAX_NAME_BYTES
     return is_short and b"\0" not in path and {b"", b".", b".."}.isdisjoint(parts)
 
 
 def get_remote_url(folder: str | Path) -> str | None:
-    """Return the URL of a staging folder, or of a folder in it; None for other folders."""
+    """Return the URL of a staging folder, or of a folder in it."""
     staging, real = os.path.realpath(_staging_folder()), os.path.realpath(folder)
     if not real.startswith(staging + os.sep):
         return None
@@ -82,12 +82,9 @@ class RemoteFolderError(RuntimeError):
 
 
 class RemoteFolder:
-    """Objects below a URL, by their relative names.
+    """Objects below a URL, by their relative names; failures raise RemoteFolderError."""
 
-    Each method raises RemoteFolderError, with the name of the object, if the operation fails.
-    """
-
-    # Number of objects that this process has written.
+    # Objects that this process has written.
     written = 0
     # URL -> user and password, and query.
     credentials: ClassVar[dict[str, tuple[str, str]]] = {}
@@ -109,12 +106,9 @@ class RemoteFolder:
             self._root = root.removesuffix(self._query)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of an object; None if it does not exist."""
         return self._retry_if_truncated(name, self._files.cat_file, len)
 
     def download(self, name: str, target: Path) -> None:
-        """Download an object into a file, if it exists."""
-
         def get(path: str) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._files.get_file(path, str(target))
@@ -169,13 +163,11 @@ class RemoteFolder:
         RemoteFolder.written += 1
 
     def delete(self, name: str, is_folder: bool = False) -> None:
-        """Delete an object or folder, if it exists."""
         with self._convert_errors(name, "deleted", FileNotFoundError):
             path = f"{self._root}/{name}"
             self._files.rm(path, recursive=True) if is_folder else self._files.rm_file(path)
 
     def listed(self) -> list[str]:
-        """Return the names of objects and folders."""
         with self._convert_errors("", "listed", FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
         return []

@@ -45,11 +45,5 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seed a DataLoader worker from torch's seed, which differs between workers.
-
-    Parameters:
-        worker_id: index of the worker, included in torch's seed.
-        num_workers: workers of each rank.
-        rank: rank of the worker's process.
-    """
+    """Seed a DataLoader worker from torch's seed, which includes `worker_id`."""
     set_seed(num_workers * rank + torch.initial_seed() % 2**32)

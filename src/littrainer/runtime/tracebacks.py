@@ -27,7 +27,6 @@ _handled: BaseException | None = None
 
 
 def should_show_full_tracebacks() -> bool:
-    """Return whether full tracebacks are enabled."""
     return os.environ.get(SWITCH) == FULL or is_debug_logging_enabled()
 
 
@@ -83,7 +82,7 @@ def _shorten(trace: TracebackType | None) -> None:
 
 
 def report_uncaught(report: Callable[[BaseException], None]) -> None:
-    """Register a function for the error that ends the program, which is called before the error is printed."""
+    """Register a function to call before an error that ends the program is printed."""
     if report not in _reports:
         _reports.append(report)
     _install()

@@ -24,20 +24,12 @@ def weak_property(name: str) -> Any:
     """Return a property that refers weakly to its value; None once the value is freed.
 
     Reading it calls no Python function, since each step reads it often.
-
-    Parameters:
-        name: attribute for the reference.
     """
     return property(methodcaller(name), lambda holder, value: setattr(holder, name, _Reference(value)))
 
 
 class WeaklyBound:
-    """A weakly bound method for an attribute of its object; like `MethodType` in signature, copies and pickles.
-
-    Parameters:
-        function: function of the object.
-        instance: the object.
-    """
+    """A weakly bound method for an attribute of its object; like `MethodType` in signature, copies and pickles."""
 
     __signature__ = property(lambda self: inspect.signature(MethodType(self.__func__, self.__self__)))
 
