@@ -34,7 +34,6 @@ class DiskFull(OSError):
 
 
 def rewrite_staging_paths(record: logging.LogRecord) -> bool:
-    """Replace staging paths in log records; a logging filter."""
     text = record.getMessage()
     if STAGING_DIR in text:
         record.msg, record.args = STAGING_PATH.sub("", text), ()
@@ -43,11 +42,7 @@ def rewrite_staging_paths(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
-    """Yield the manifest of a staging folder, which replaces `final` unless the block raises.
-
-    Raises:
-        DiskFull: the disk is full.
-    """
+    """Yield the manifest of a staging folder, which replaces `final` unless the block raises."""
     staging = final.parent / STAGING_DIR
     folder = staging / final.name
     builder, is_complete = ManifestBuilder(folder), False
@@ -106,7 +101,7 @@ def clean_staging_dir(run_dir: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move a checkpoint into the staging folder, and return its new path."""
+    """Move a checkpoint into the staging folder."""
     aside = folder.parent / STAGING_DIR / f"{folder.name}{DELETED_SUFFIX}"
     aside.parent.mkdir(exist_ok=True)
     try:
@@ -124,7 +119,6 @@ def move_aside(folder: Path) -> Path:
 
 
 def delete_atomically(folder: Path) -> None:
-    """Delete a checkpoint without ever exposing a part of it."""
     aside = move_aside(folder)
     try:
         delete_folder(aside)
@@ -153,7 +147,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def read_sequence(folder: str | Path) -> int | None:
-    """Return a checkpoint's number in the order of writing, or None without a manifest."""
+    """Return a checkpoint's number in the order of writing."""
     return readable_manifest(Path(folder)).sequence
 
 
@@ -177,7 +171,6 @@ def _move_into_place(folder: Path, final: Path) -> None:
 
 
 def _copy_user_files(earlier: Path, folder: Path) -> None:
-    """Copy files that a user added to an earlier checkpoint."""
     if not os.path.isdir(earlier):
         return
     manifest = readable_manifest(earlier)

@@ -50,7 +50,6 @@ class Manifest:
     """A checkpoint's files.
 
     Parameters:
-        files: records by path, relative to the checkpoint's folder.
         sequence: number in the order of writing in the run's folder, if known.
         weights_are_finite: whether weights are finite and optimizer states are not nan, if known.
         is_thinned: whether the states that a resume needs were deleted.
@@ -130,11 +129,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read a folder's manifest, if there is one.
-
-    Raises:
-        DamagedManifest: the manifest cannot be read, or was changed.
-    """
+    """Read a manifest, or raise DamagedManifest if it was changed."""
     try:
         return parse_manifest((folder / MANIFEST_NAME).read_bytes())
     except FileNotFoundError:
@@ -144,7 +139,6 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Parse a manifest, or raise a DamagedManifest."""
     try:
         content = json.loads(text)
         claimed = content.pop("crc32")
@@ -163,7 +157,7 @@ def parse_manifest(text: bytes) -> Manifest:
 
 
 def readable_manifest(folder: Path) -> Manifest:
-    """Return a checkpoint's manifest, cached; an empty manifest if it is missing or damaged."""
+    """Return a checkpoint's manifest, cached; empty if missing or damaged."""
     with suppress(OSError, DamagedManifest):
         stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
         if stamp not in _manifest_cache:

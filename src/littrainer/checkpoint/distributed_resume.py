@@ -55,8 +55,7 @@ READ_BY = {
 }
 # `resume_from_checkpoint="auto"`: the newest intact checkpoint, or a fresh start.
 AUTO = "auto"
-# A checkpoint that was pushed to the Hub.
-LAST_CHECKPOINT = "last-checkpoint"
+LAST_CHECKPOINT = "last-checkpoint"  # pushed to the Hub
 NO_SUCH_FOLDER = "finds no such folder"
 _trainings = itertools.count()
 
@@ -84,13 +83,7 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 def choose_checkpoint(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
-    """Return rank 0's result of `find_checkpoint_to_resume` in all processes, verified on each disk.
-
-    If the newest checkpoint is damaged on any disk, all processes skip it.
-
-    Raises:
-        ValueError: there is no checkpoint, it is damaged, or some processes cannot see it.
-    """
+    """Return rank 0's choice in all processes; skip a checkpoint that is damaged on any disk."""
     if not is_distributed():
         return find_checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
     resumes = all_gather_object(bool(resume_from_checkpoint))
@@ -137,12 +130,9 @@ def choose_checkpoint(
 
 
 def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
-    """Return the checkpoint to resume from: after a restart by `littrainer run` the newest since the first start.
+    """Return the newest checkpoint since the first start by `littrainer run`, or else the script's value.
 
-    Trainings are identified by their order in the script. All processes call this at each training.
-
-    Parameters:
-        resume_from_checkpoint: the script's value, returned if there is no such checkpoint.
+    Trainings are identified by their order in the script, so all processes call this at each training.
     """
     if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
@@ -189,7 +179,6 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
 
 
 def get_required_files(overridden: Collection[str]) -> tuple[str, ...]:
-    """Return the files that a resume needs, unless overridden methods read them."""
     optional = {name for method in overridden for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in optional)
 
@@ -203,14 +192,9 @@ def find_checkpoint_to_resume(
     """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder or its URL; True for the newest intact checkpoint in `output_dir`; "auto" for
-            the same or a fresh start; "last-checkpoint" for the folder of that name, which a push to the Hub makes,
-            or else the newest checkpoint.
+        resume_from_checkpoint: a folder or its URL, True, "auto" or "last-checkpoint".
         needed: files without which a checkpoint cannot be resumed.
-        without: names of checkpoints to skip when looking for the newest.
-
-    Raises:
-        ValueError: there is no checkpoint, it is damaged, or it lacks files that an exact resume needs.
+        without: names of checkpoints to skip.
     """
     if not resume_from_checkpoint:
         return None

@@ -33,8 +33,6 @@ class WriterRole(NamedTuple):
 
     Parameters:
         writer: rank of the writer of this disk's checkpoints, if any.
-        sends_files: whether this process sends its files to the writer.
-        any_sends_files: whether any process does.
     """
 
     writer: int | None
@@ -107,7 +105,6 @@ def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
 
 
 def send_to_writer(folder: Path, role: WriterRole, action: str) -> None:
-    """Send the files in each process's folder to the writer."""
     names = all_gather_object(sorted(list_files(folder)))
     contents: dict[str, bytes] = {}
     with raise_on_all_ranks(action):

@@ -29,11 +29,10 @@ RANDOM_STATE_NAME = "rng_state.pth"
 ENGINE_SHARDS = "global_step*/*"
 OPTIMIZER_SHARDS = ("optimizer.bin", "optimizer_0/*", ENGINE_SHARDS)
 WEIGHT_SHARDS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_SHARDS)
-# littrainer's state for exact resuming.
 RESUME_RECORD_NAME = "littrainer_resume.pt"
-# littrainer's, in the run's folder: arguments, versions and data for `littrainer report`.
+# In the run's folder: arguments, versions and data for `littrainer report`.
 RUN_RECORD_NAME = "littrainer_run.json"
-# littrainer's, in the run's folder: stack traces after a failure or hang.
+# In the run's folder: stack traces after a failure or hang.
 STACKS_NAME = "littrainer_stacks.txt"
 LIGHTNING_STATE_NAME = "lightning_state.pt"
 # transformers' FSDP files, full or sharded, and the index of a sharded folder.
@@ -45,7 +44,6 @@ SHARD_INDEX_NAME = ".metadata"
 
 
 def resume_record_name(rank: int) -> str:
-    """Return the file with a rank's state for exact resuming."""
     stem, _, suffix = RESUME_RECORD_NAME.rpartition(".")
     return f"{stem}_{rank}.{suffix}" if rank else RESUME_RECORD_NAME
 
@@ -68,14 +66,13 @@ def checkpoint_step(path: str | Path) -> int | None:
 
 
 def list_checkpoints(run_dir: str | Path) -> list[Path]:
-    """Return the checkpoints in a folder, highest step first; raise an OSError if the folder is missing."""
+    """List the checkpoints in a folder, highest step first."""
     matches = {path: CHECKPOINT.fullmatch(path.name) for path in Path(run_dir).iterdir()}
     steps = {path: int(match[1]) for path, match in matches.items() if match and path.is_dir()}
     return sorted(steps, key=steps.__getitem__, reverse=True)
 
 
 def make_output_dir(folder: str) -> None:
-    """Make the folder of a run, or raise an OSError with the reason."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

@@ -34,7 +34,6 @@ class TrainingStates:
     """The states of a training without its model's weights.
 
     Parameters:
-        optimizer, schedule, scaling: state dicts, if any.
         record: content of `littrainer_resume.pt`; None if transformers wrote the checkpoint.
         random_states: content of `rng_state.pth`.
         other_ranks: `random_states` and data position (`data`) of each rank except 0.
@@ -74,11 +73,7 @@ def load_training_states(folder: Path) -> TrainingStates | None:
 
 
 def build_lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
-    """Return a checkpoint from which a `lightning.Trainer` resumes, without weights.
-
-    Parameters:
-        accumulate_grad_batches: used if the checkpoint has no record of it.
-    """
+    """Return a checkpoint from which a `lightning.Trainer` resumes, without weights."""
     from lightning.pytorch import __version__ as lightning_version
 
     counts = _loop_counts(states, accumulate_grad_batches)

@@ -87,7 +87,6 @@ class TransformersCheckpointIO(CheckpointIO):
             refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the model's weights, and Lightning's state with all other weights."""
         prefix, state_dict = f"{self.attribute}.", checkpoint["state_dict"]
         weights = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         if not weights:
@@ -174,7 +173,7 @@ class TransformersCheckpointIO(CheckpointIO):
 
 
 class TrainerCheckpointIO(TransformersCheckpointIO):
-    """The plugin in littrainer's Trainer, with which Lightning callbacks save checkpoints that it can resume."""
+    """The plugin in littrainer's Trainer, for saves by Lightning callbacks."""
 
     def __init__(self, model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]):
         super().__init__(model)

@@ -52,10 +52,9 @@ class SavedTraining:
 
     Parameters:
         methods: the Trainer, whose overridable methods write the files.
-        callbacks: callbacks with exported states, and the control.
-        resume_record: returns the state for exact resuming; None outside of a training.
+        resume_record: None outside of a training.
         weights_to_save: a context in which the model has the weights to save.
-        when_complete: called after a background save with the folder and the state at its step.
+        when_complete: called after a background save.
     """
 
     methods: Any
@@ -88,12 +87,7 @@ class PendingSave:
 
 
 class CheckpointManager:
-    """Manager of a training's checkpoints; all processes call its methods together.
-
-    Attributes:
-        is_async: whether saves run in the background (`async_save`).
-        facts: the recorded description of code, data and model.
-    """
+    """Manager of a training's checkpoints; all processes call its methods together."""
 
     def __init__(self) -> None:
         self.is_async = False
@@ -116,12 +110,7 @@ class CheckpointManager:
         run_dir: Callable[[], str],
         recorded: Callable[[Path], AbstractContextManager[None]],
     ) -> Iterator[None]:
-        """Lock the folder during a training, and upload it if it has a URL; only the writer does so.
-
-        Parameters:
-            run_dir: returns the folder; called only if needed.
-            recorded: the context that writes the run's record.
-        """
+        """Lock the folder and upload it to its URL during a training, in the writer only."""
         has_saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
         has_url = get_remote_url(args.output_dir) is not None
         if not has_saves and not has_url:
@@ -154,11 +143,7 @@ class CheckpointManager:
     # ---- Save --------------------------------------------------------------------------------------------------------
 
     def save(self, training: SavedTraining) -> str:
-        """Write the checkpoint of the current step, prune older checkpoints, and return the folder.
-
-        Raises:
-            OSError: a file could not be written; earlier checkpoints are unchanged.
-        """
+        """Write the checkpoint of the current step, and prune older checkpoints."""
         self.wait()
         self.record_best_checkpoint(training)
         folder = self.write(training, training.folder)
@@ -179,8 +164,8 @@ class CheckpointManager:
 
         Parameters:
             is_complete: ignore `save_only_model`.
-            extra_objects: further objects for torch.save, by file name.
-            advice: the end of the error for an object that is not safe to load.
+            extra_objects: file name -> object for torch.save.
+            advice: end of the error for an unsafe object.
         """
         with ExitStack() as commit:
             with self._stage(training.args, final, commit) as staged, training.weights_to_save():
@@ -270,11 +255,7 @@ class CheckpointManager:
         return StagedCheckpoint(Path(folder))
 
     def commit_changes(self, folder: str | None = None) -> None:
-        """Add files of `on_save` callbacks to the manifest, and start the upload.
-
-        Parameters:
-            folder: the checkpoint; by default the last that `save` wrote.
-        """
+        """Add files of `on_save` callbacks to the manifest of the given or last checkpoint, and start the upload."""
         folder, self._written = folder or self._written, None
         if folder is not None and Path(folder).is_dir():
             update_manifest(Path(folder))
@@ -301,7 +282,7 @@ class CheckpointManager:
     # ---- Background save ---------------------------------------------------------------------------------------------
 
     def can_copy(self, storage: FullStateIO) -> bool:
-        """Return whether this save can run in the background; warn if async_save is on and it cannot."""
+        """Return whether this save can run in the background; warn if `async_save` is on and it cannot."""
         if self.is_async and not storage.can_be_copied and not self._has_warned_of_fsdp1:
             logger.warning(
                 "async_save: models sharded by version 1 of FSDP cannot be saved in the background, so training waits "
@@ -311,7 +292,7 @@ class CheckpointManager:
         return self.is_async and storage.can_be_copied
 
     def wait(self) -> None:
-        """Wait for the pending background save, or raise its BackgroundSaveError."""
+        """Wait for the pending save, and raise its error."""
         if (save := self.pending) is not None:
             self._end_pending(save)
             with part_of_training(SAVE):

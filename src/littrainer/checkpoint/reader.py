@@ -77,7 +77,6 @@ def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def refuse_mismatched_optimizer(path: Path, optimizer: Any, state: Any) -> None:
-    """Raise a ValueError if a state's parameter groups differ in size from the optimizer's."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         return
     sizes = [len(group["params"]) for group in state["param_groups"]]
@@ -97,7 +96,6 @@ def load_scheduler(schedule: Any, groups: int, folder: Path) -> None:
 
 
 def load_scaler(scaler: Any, folder: Path) -> None:
-    """Load the state of fp16 loss scaling, if any."""
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(load_tensors(folder / SCALER_NAME))
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # At the URL: the run that uploads, and its complete checkpoints, which a listing may miss.
 MARKER_NAME = ".littrainer_running.json"
-# Written and deleted at the URL to check the permission to delete.
+# Checks the permission to delete.
 PROBE_NAME = ".littrainer_probe"
 # In the local folder, by URL: CRC-32 of the manifests last at the URL.
 UPLOADED_MANIFESTS_NAME = ".littrainer_uploaded.json"
@@ -41,7 +41,6 @@ INCOMPLETE = b""
 
 
 def _highest_first(paths: Iterable[object]) -> list[str]:
-    """Return the checkpoints' names without duplicates, highest step first."""
     steps = {Path(str(path)).name: checkpoint_step(str(path)) for path in paths}
     return sorted((name for name, step in steps.items() if step is not None), key=lambda name: -(steps[name] or 0))
 
@@ -50,7 +49,7 @@ class RemoteRun:
     """A run at a URL and the local folder that mirrors it.
 
     Attributes:
-        hang_timeout: seconds without progress after which `finish` fails; 0 for no limit.
+        hang_timeout: seconds without progress; 0 for no limit.
         manifests: contents of the manifests at the URL, by checkpoint.
         foreign: checkpoints at the URL without a manifest.
         deleted: local checkpoints that were deleted at the URL.
@@ -100,11 +99,11 @@ class RemoteRun:
         return local == content or (local is not None and self._was_uploaded(name, content))
 
     def _was_uploaded(self, name: str, manifest: bytes | None) -> bool:
-        """Return whether a checkpoint with this manifest was uploaded from or downloaded to here."""
+        """Look up the recorded uploads and downloads."""
         return manifest is not None and self._uploaded.get(name) == zlib.crc32(manifest)
 
     def _move_local_aside(self, name: str) -> None:
-        """Rename a local checkpoint, and delete it if it was uploaded and the URL has another."""
+        """Rename a local checkpoint; delete it if it was uploaded and the URL has another."""
         manifest, local = self.read_local_manifest(name), self.folder / name
         if not local.is_dir():
             return
@@ -118,11 +117,7 @@ class RemoteRun:
             delete_folder(self.folder / aside)
 
     def download(self, name: str) -> bool:
-        """Download a checkpoint unless the local copy is current; return whether it is intact.
-
-        Raises:
-            RemoteFolderError: the checkpoint is damaged, or the local copy cannot be replaced.
-        """
+        """Download a checkpoint unless the local copy is current; return whether it is intact."""
         local, content = self.folder / name, self.remote.read(f"{name}/{MANIFEST_NAME}")
         manifest = _parse_or_none(content)
         if (content is None or manifest is None or self.is_current(name, content)) and not damage_in(local):
@@ -284,7 +279,7 @@ class RemoteRun:
             self._warn_once(f"{error} {effect}")
 
     def should_defer_deletion(self, path: str) -> bool:
-        """Return whether a deletion has to wait for an upload, and record it."""
+        """Return whether a deletion must wait for an upload, and record it."""
         must_stay = self.must_keep(path)
         (self.deferred.add if must_stay else self.deferred.discard)(path)
         return must_stay
@@ -368,7 +363,7 @@ class RemoteRun:
         self._record_uploads()
 
     def _record_uploads(self, *names: str) -> None:
-        """Record manifests at the URL as uploaded from or downloaded to here."""
+        """Record manifests at the URL as uploaded or downloaded."""
         contents = {name: self.manifests.get(name) for name in names or self.manifests}
         self._uploaded |= {name: zlib.crc32(content) for name, content in contents.items() if content}
         write_atomically(
@@ -383,7 +378,7 @@ def _read_bytes(path: Path) -> bytes | None:
 
 
 def _parse_or_none(content: bytes | None) -> Manifest | None:
-    """Return a manifest; None if it is missing, torn or names files outside of the checkpoint."""
+    """Return None for a manifest that is missing, torn or names files outside of the checkpoint."""
     try:
         manifest = parse_manifest(content or b"")
     except DamagedManifest:
@@ -392,7 +387,7 @@ def _parse_or_none(content: bytes | None) -> Manifest | None:
 
 
 def _parse_json_object(content: bytes | None, address: str | None = None) -> dict[str, Any]:
-    """Return a JSON object, or its entry for a URL; an empty dict if it is missing or torn."""
+    """Return an object or its entry for a URL; empty if missing or torn."""
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
         fields = json.loads(content or b"{}")
         fields = fields if address is None else fields[address]
@@ -448,12 +443,11 @@ def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[st
 
 
 def download_checkpoint(folder: Path) -> None:
-    """Download a checkpoint to the folder that mirrors its URL, unless it is current."""
     RemoteRun(folder.parent).download(folder.name)
 
 
 def download_small_files(folder: Path, names: Collection[str]) -> Path:
-    """Download a run's small files to a separate folder, and return it."""
+    """Download a run's small files to a separate folder."""
     run = RemoteRun(folder)
     run.scan()
     complete = [name for name, content in run.manifests.items() if content]

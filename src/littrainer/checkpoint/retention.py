@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Files that only a resume needs.
-RESUME_FILE = re.compile(
+RESUME_FILE = re.compile(  # deleted by thinning
     rf"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|littrainer_resume(_\d+)?\.pt|{OPTIMIZER_FOLDER}"
 )
 # Closer times do not show which checkpoint is older.
@@ -94,8 +93,6 @@ def rotate_checkpoints(
 
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
-        newest: the checkpoint that was written last, if known.
-        protected: further checkpoints to keep.
     """
     if not save_total_limit or save_total_limit < 0:
         return
@@ -112,7 +109,7 @@ def rotate_checkpoints(
 
 
 def get_newest_finite(ordered: Sequence[str]) -> str | None:
-    """Return the last existing checkpoint that is neither thinned nor known to be non-finite, or None."""
+    """Return the last checkpoint that is neither thinned nor known to be non-finite."""
     for path in reversed(ordered):
         manifest = readable_manifest(Path(path))
         if not manifest.is_thinned and manifest.weights_are_finite is not False and os.path.isdir(path):
@@ -121,7 +118,7 @@ def get_newest_finite(ordered: Sequence[str]) -> str | None:
 
 
 def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
-    """Delete and thin older checkpoints according to the arguments; only the writer calls this."""
+    """Delete and thin older checkpoints, in the writer only."""
     limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
     if args.save_total_limit_best is not None and (limit is None or limit > 0):
         # The limit does not count the best checkpoints.
@@ -130,7 +127,7 @@ def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str
     rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
     if args.keep_optimizer_states is not None:
         ordered = sort_checkpoints(run_dir, use_mtime=True)
-        # The newest comes last, whatever its time.
+        # The newest comes last, regardless of its time.
         ordered = [*(path for path in ordered if path != str(Path(newest))), str(Path(newest))]
         complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
         for path in ordered:
@@ -139,7 +136,7 @@ def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str
 
 
 def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
-    """Return the `save_total_limit_best` best checkpoints by `metric_for_best_model`, in ties the earlier."""
+    """Return the `save_total_limit_best` best checkpoints, in ties the earlier."""
     name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
     sign = -1 if args.greater_is_better else 1
     values = {int(entry["step"]): sign * float(entry[name]) for entry in state.log_history if name in entry}
@@ -149,7 +146,6 @@ def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir:
 
 
 def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> None:
-    """Delete all checkpoints except the best, unless `save_total_limit_best` is set."""
     # Without the best in this folder no checkpoint would remain.
     if args.save_total_limit_best is None and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
         for path in sort_checkpoints(run_dir):

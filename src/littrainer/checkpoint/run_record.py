@@ -45,13 +45,7 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 
 
 def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
-    """Return facts about code, data and model at a run's start.
-
-    Parameters:
-        model: the model with its initial weights, or None.
-        train_dataset: rows, a stream, or None.
-        eval_dataset: like `train_dataset`, or a dict of datasets.
-    """
+    """Return facts about code, data and model at a run's start."""
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     datasets = {"train": train_dataset, **{f"eval {name}".rstrip(): dataset for name, dataset in evals.items()}}
     return {
@@ -62,7 +56,7 @@ def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
 
 
 def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mapping[str, Any] | None = None) -> None:
-    """Write littrainer_run.json: arguments without secrets, versions, the device, and the given facts."""
+    """Write arguments without secrets, versions, the device, and the given facts."""
     names = [field.name for field in dataclasses.fields(args) if field.init and not is_secret_name(field.name)]
     packages = ("torch", "lightning", "transformers", "datasets", "peft", "numpy")
     is_cuda = args.device.type == "cuda"
@@ -96,7 +90,7 @@ def _to_json(value: Any) -> Any:
 
 @functools.cache
 def _describe_code(script: str) -> dict[str, str | None]:
-    """Return names and hashes of script, commit and uncommitted changes when the code was loaded."""
+    """Return names and hashes of script, commit and uncommitted changes."""
     is_file = os.path.isfile(script)
     folder = os.path.dirname(os.path.realpath(script)) if is_file else script
     commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "diff", "HEAD", "--no-ext-diff", "--no-color")
@@ -125,7 +119,7 @@ def _hash(content: bytes) -> str | None:
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
-# Pickled arguments and file of the last write, since a training often saves the same arguments.
+# Arguments and file of the last write, since saves often repeat them.
 _last_written = b"", b""
 
 
@@ -150,7 +144,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
 
 
 class _Inert(dict[str, Any]):
-    """A stand-in for objects of any class, which runs no code."""
+    """Placeholder for objects of any class, which runs no code."""
 
     # Enum members are pickled as class and value.
     def __new__(cls, *arguments: Any) -> Any:

@@ -18,11 +18,10 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
     """Load a file of `torch.save` to the CPU: tensors, numbers, texts and containers of them.
 
     Parameters:
-        allowed: further classes and functions that the file may name.
+        allowed: further classes and functions.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged, or names another class or function; no code of it has run.
+        ValueError: the file is damaged, or names another class; no code of it has run.
     """
     try:
         with torch.serialization.safe_globals(list(allowed)):
@@ -62,7 +61,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def resolve_inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """Return the path of a file in an index, or raise a ValueError if it is outside of the folder."""
+    """Return a path in an index, or raise a ValueError if it is outside of the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
         raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")
     target, home = (folder / name).resolve(), folder.resolve()

@@ -40,7 +40,7 @@ def read_fsdp_weights(folder: Path) -> dict[str, Any]:
 
 
 def nest_optimizer_state(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state dict, by parameter name, from flat entries."""
+    """Nest flat entries by parameter name."""
     groups: dict[int, dict[str, Any]] = {}
     state: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
@@ -59,7 +59,7 @@ def read_weight_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None
 
 
 def load_optimizer_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Load this process's shards of an optimizer's state, by parameter name."""
+    """Load this process's shards, by parameter name."""
     state: dict[str, Any] = {}
     for name, entry in read_tensor_metadata(folder).items():
         if entry is None:
@@ -108,13 +108,13 @@ def write_shards(folder: Path, state: dict[str, Any], group: Any = None) -> None
 
 
 def read_tensor_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """Return the metadata of a folder's tensors; None for other entries."""
+    """Return the metadata by entry; None if it is no tensor."""
     entries = _SafeReader(folder).read_metadata().state_dict_metadata
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
 
 def load_full_state(folder: Path) -> dict[str, Any]:
-    """Load a folder's full entries, in this process alone."""
+    """Load full entries in this process alone."""
     state = {
         name: None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in read_tensor_metadata(folder).items()

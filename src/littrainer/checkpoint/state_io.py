@@ -69,10 +69,7 @@ class TrainingObjects:
 
     Parameters:
         wrapped: the model with the strategy's wrappers.
-        engine: DeepSpeed's engine, if any.
         save: the Trainer's overridable `_save`.
-        on_key_mismatch: called with the missing and unexpected keys of `load_state_dict`.
-        staged: returns the checkpoint being written in a folder.
     """
 
     args: TrainingArguments
@@ -150,7 +147,6 @@ class GatheredStateIO(FullStateIO):
             self._write({OPTIMIZER_NAME: convert_to_unsharded_param_ids(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load weights into the shards; rank 0 reads the file."""
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
             if self.is_first and has_adapters(unwrap_user_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
@@ -161,7 +157,6 @@ class GatheredStateIO(FullStateIO):
         load_full_state_dict(model, state)
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the optimizer's state into the shards; rank 0 reads the file."""
         self._load_gathered_optimizer(self.training.model, folder)
 
     def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:

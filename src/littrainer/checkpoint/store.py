@@ -1,4 +1,4 @@
-"""The store of a run's checkpoints, which one run locks at a time, and which a URL may mirror.
+"""The store of a run's checkpoints, locked by a single run, which a URL may mirror.
 
 The lock ends with its process. Without file locks every run is accepted.
 """
@@ -43,9 +43,6 @@ class Store:
 
     Parameters:
         lock: descriptor of the lock file, if this process locks the folder.
-
-    Attributes:
-        remote: the run at the URL, if the folder is uploaded.
     """
 
     def __init__(self, run_dir: Path, lock: int | None = None) -> None:
@@ -64,9 +61,7 @@ class Store:
             yield builder
 
     def delete(self, path: str | Path) -> None:
-        """Delete a checkpoint, in a thread if the folder is locked; warn of errors, and defer a deletion before the
-        upload.
-        """
+        """Delete a checkpoint, in a thread if the folder is locked, or defer this until its upload; warn of errors."""
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
         logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
@@ -96,12 +91,7 @@ class Store:
 
     @contextlib.contextmanager
     def upload(self, hang_timeout: float) -> Iterator[RemoteRun | None]:
-        """Upload the folder to its URL during the block, which calls `finish_uploads`; yield None inside another such
-        block.
-
-        Raises:
-            RemoteFolderError: the URL is not writable.
-        """
+        """Upload the folder to its URL during the block; yield None inside another such block."""
         if self.remote is not None:
             yield None
             return
@@ -127,11 +117,7 @@ class Store:
             run.release()
 
     def finish_uploads(self) -> None:
-        """Wait for uploads, and run deferred deletions.
-
-        Raises:
-            RemoteFolderError: an upload failed twice or hangs.
-        """
+        """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
             if self.delete_deferred():
@@ -199,12 +185,7 @@ def get_store(run_dir: str | Path) -> Store:
 
 @contextlib.contextmanager
 def open_store(run_dir: Path) -> Iterator[Store]:
-    """Make and lock the folder of a run, unless it is locked by this process, and clean up after a killed run.
-
-    Raises:
-        OSError: the folder is not writable.
-        RuntimeError: another run has locked the folder.
-    """
+    """Make and lock a run's folder, unless this process has locked it, and clean up after a killed run."""
     if (store := _locked_stores.get(run_dir.resolve())) is not None:
         yield store
         return
@@ -271,7 +252,7 @@ def _open_lock(path: Path, run_dir: Path) -> tuple[int, bool]:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Lock a file and return whether that succeeded; None without file locks."""
+    """Return whether the lock succeeded; None without file locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

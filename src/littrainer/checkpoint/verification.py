@@ -212,7 +212,7 @@ def find_json_damage(path: Path) -> str | None:
 
 
 def find_state_damage(path: Path) -> str | None:
-    """Return why a trainer_state.json is damaged or another checkpoint's, or None."""
+    """Return why a trainer_state.json is damaged or another checkpoint's."""
     try:
         state = TrainerState.load_from_json(str(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -228,7 +228,7 @@ def find_state_damage(path: Path) -> str | None:
 
 
 def find_safetensors_damage(path: Path) -> str | None:
-    """Return why a safetensors file is incomplete, or None; the format has no checksum."""
+    """Return why a safetensors file, which has no checksum, is incomplete."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -243,7 +243,7 @@ def find_safetensors_damage(path: Path) -> str | None:
 
 
 def find_archive_damage(path: Path) -> str | None:
-    """Return why an archive of torch.save is damaged, or None; pickles of earlier releases are not checked."""
+    """Return why an archive of torch.save is damaged; pickles of earlier releases are not checked."""
     try:
         with open(path, "rb") as file:
             start = file.read(len(ARCHIVE_MAGIC))

@@ -61,10 +61,6 @@ def write_weights(
 ) -> None:
     """Write a model's weights, or only its adapters, and its configuration.
 
-    Parameters:
-        state_dict: weights to write instead of the model's.
-        max_shard_size: bytes, or text such as "5GB", above which weights are sharded into several files.
-
     Raises:
         ValueError: a weight has no values (device meta), or an extra state could not be loaded safely.
     """
@@ -84,7 +80,6 @@ def write_weights(
 
 @contextlib.contextmanager
 def _hide_progress_bar() -> Iterator[None]:
-    """Suppress the progress bar of transformers 5 during the block."""
     set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
     earlier = set_hook(_make_hidden_bar)
     try:
@@ -165,7 +160,6 @@ def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    """Load the state dict in a folder; a ValueError names damage."""
     name = next((name for name in READERS if (folder / name).is_file()), None)
     if name is not None:
         state = READERS[name](folder / name)
@@ -183,7 +177,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder has weights in a supported form, adapters included."""
+    """Return whether a folder has weights or adapters."""
     has_file = any((folder / name).is_file() for name in READERS)
     return has_file or has_fsdp_weights(folder) or bool(list_adapters(folder))
 
@@ -214,7 +208,6 @@ class Differences:
     Parameters:
         missing: names that the file lacks.
         unexpected: names that the model lacks.
-        shapes: sentences about shapes.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -252,12 +245,8 @@ def load_weights(
     """Load the weights of a checkpoint into a model by its `load_state_dict`.
 
     Parameters:
-        to_resume: refuse differences that would change a resumed training; else only different shapes are an error.
-        on_key_mismatch: called with missing and unexpected keys, except for adapters; logs them by default.
-
-    Raises:
-        ValueError: the folder has no weights, or a file is damaged.
-        RuntimeError: the weights are another model's.
+        to_resume: refuse all differences that would change a training, not only different shapes.
+        on_key_mismatch: replaces `log_key_mismatch`; not called for adapters.
     """
     inner = unwrap_user_model(model)
     materialize_expanded_tensors(inner)
@@ -287,14 +276,13 @@ def materialize_expanded_tensors(model: nn.Module) -> None:
 
 
 def refuse_mismatched_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
-    """Raise a RuntimeError for another model's weights; buffers and frozen parameters may be missing."""
+    """Raise a RuntimeError for another model's weights; allow missing buffers and frozen parameters."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
         raise RuntimeError(_describe_mismatch(folder, str(differences)))
 
 
 def log_key_mismatch(load_result: Any) -> None:
-    """Warn of missing and unexpected keys of `load_state_dict`."""
     if differences := Differences(list(load_result.missing_keys), list(load_result.unexpected_keys)):
         logger.warning("Weights were loaded that do not match the model: %s.", differences)
 
@@ -357,11 +345,7 @@ def describe_shape_mismatch(name: str, stored: Iterable[int], expected: Iterable
 
 
 def _convert_names(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
-    """Convert weights to the names of the installed transformers.
-
-    Returns:
-        the weights, converted or not; stored names that were not converted; and sentences about shapes, by name.
-    """
+    """Convert weights to the installed transformers' names; return also unconverted names and mismatched shapes."""
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -403,8 +387,8 @@ def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimiz
     """Return the names of non-finite weights, of sharded weights in this process's shards.
 
     Parameters:
-        with_buffers: check saved buffers too, for nan only, since masks may be infinite.
-        optimizer: check its states too, for nan only.
+        with_buffers: check saved buffers for nan; masks may be infinite.
+        optimizer: check its states for nan.
     """
     states = tree_leaves([dict(state) for state in getattr(optimizer, "state", {}).values()])
     # Skip scalar step counts, which would each be copied separately.
@@ -443,12 +427,11 @@ PEFT_PREFIX = "base_model.model."
 
 
 def has_adapters(model: Any) -> bool:
-    """Return whether saving this model saves only adapters."""
     return is_a(model, "peft model") or bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def list_adapters(folder: Path) -> dict[str, Path]:
-    """Return a checkpoint's adapters, name -> folder; the checkpoint's own folder has the name ""."""
+    """Return the folders of a checkpoint's adapters by name; the checkpoint's folder has the name ""."""
     folders = {"": folder} if _find_weights_file(folder) is not None else {}
     for entry in sorted(folder.iterdir()):
         # A run's folder contains checkpoints.
@@ -458,7 +441,7 @@ def list_adapters(folder: Path) -> dict[str, Path]:
 
 
 def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
-    """Load a checkpoint's adapters into a model that has them, and return mismatches in sentences."""
+    """Load adapters into a model that has them, and return mismatches."""
     from peft import set_peft_model_state_dict
 
     folders, active = list_adapters(folder) or {"": folder}, _active_adapters(model)
@@ -490,7 +473,7 @@ def _active_adapters(model: Any) -> list[str]:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """Load an adapter, with the file's names, or raise a ValueError."""
+    """Load an adapter, with the file's names."""
     path = _find_weights_file(folder)
     if path is None:
         raise ValueError(
@@ -501,7 +484,6 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_non_adapter_params(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
-    """Write the trained parameters that the adapters' files lack, if any."""
     model_state = model.state_dict()
     weights = model_state if state_dict is None else state_dict
     names = _find_trained_outside_adapters(model, model_state)

@@ -32,8 +32,8 @@ class StagedCheckpoint:
         manifest: records complete files, in the writer's process.
 
     Attributes:
-        is_deferred: whether values are collected for `write_deferred`.
-        defers_shards: whether shards are collected for `write_collected_shards`.
+        is_deferred: values are collected for `write_deferred`.
+        defers_shards: shards are collected for `write_collected_shards`.
     """
 
     def __init__(self, folder: Path, manifest: ManifestBuilder | None = None) -> None:
@@ -43,7 +43,6 @@ class StagedCheckpoint:
         self.shards: dict[str, Any] = {}
 
     def write_model(self, model: nn.Module, state_dict: dict[str, Any] | None = None) -> None:
-        """Write weights and configuration, loadable with `from_pretrained`."""
         logger.info(f"Saving model checkpoint to {self.folder}")
         if self.is_deferred and can_write_copied_weights(model):
             weights = model.state_dict() if state_dict is None else state_dict
@@ -102,7 +101,6 @@ class StagedCheckpoint:
 
 
 def write_tokenizer_and_args(folder: str | Path, args: TrainingArguments, processing_class: Any) -> None:
-    """Write the processing class, if given, and the arguments."""
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))

@@ -24,9 +24,7 @@ class ModelFacts:
     """Facts about a model.
 
     Parameters:
-        forward_arguments: names of forward's parameters, in order.
-        accepts_loss_kwargs: forward divides its loss by `num_items_in_batch`.
-        label_names: parameters of forward that are labels.
+        accepts_loss_kwargs: forward divides the loss by `num_items_in_batch`.
         can_return_loss: forward returns a loss without labels (`return_loss=True` by default).
         shifts_labels: the loss compares each label with the prediction at the previous position.
     """
@@ -39,7 +37,7 @@ class ModelFacts:
 
 
 def read_model_facts(model: nn.Module) -> ModelFacts:
-    """Read the facts about a model, or about the model inside an adapter."""
+    """Read the facts about a model, or the model inside an adapter."""
     base = base_model(model)
     parameters = inspect.signature(base.forward).parameters
     declared = getattr(base, "accepts_loss_kwargs", None)
@@ -77,13 +75,13 @@ def unwrap_user_model(model: Any) -> Any:
 
 
 def find_catch_all_name(model: Any) -> str | None:
-    """Return the name of the `**kwargs` of the model's forward, or None."""
+    """Return the name of forward's `**kwargs`, or None."""
     parameters = inspect.signature(base_model(model).forward).parameters.values()
     return next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
 
 
 def is_causal_lm(model: Any) -> bool:
-    """Return whether transformers lists the name of the model's class as a causal language model."""
+    """Look up the name of the class in transformers' table of causal language models."""
     if "transformers" not in sys.modules:
         return False
     model = base_model(model) if is_a(model, "peft model") else model
@@ -105,7 +103,6 @@ def _has_shifted_labels(model: Any) -> bool:
 
 
 def count_parameters_without_embeddings(model: Any) -> int:
-    """Return the number of weights, without embeddings, of a model with `num_parameters`."""
     if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         return model.num_parameters(exclude_embeddings=True)
     # `num_parameters` would count DeepSpeed's local shard.

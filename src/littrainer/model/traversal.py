@@ -27,7 +27,6 @@ MIN_ELEMENTS_OF_WEIGHT = 2**20
 
 
 def set_training_mode(model: Any) -> None:
-    """Set a model and all its modules to training mode, as `model.train()` does."""
     modules = list_modules(model) if isinstance(model, nn.Module) else []
     for module in modules:
         overrides_train = "train" in module.__dict__ or type(module).train not in TORCH_TRAIN_METHODS
@@ -61,17 +60,13 @@ def list_parameters(model: Any) -> list[nn.Parameter]:
 
 
 def find_model_device(model: nn.Module) -> torch.device | None:
-    """Return the device of all parameters of a model; None without parameters or with several devices."""
+    """Return the device of all parameters; None without parameters or with several devices."""
     devices = {parameter.device for parameter in list_parameters(model)}
     return devices.pop() if len(devices) == 1 else None
 
 
 def clear_gradients(model: Any, parameters: list[nn.Parameter] | None = None) -> None:
-    """Set the gradients of a model to None, as `model.zero_grad()` does.
-
-    Parameters:
-        parameters: all parameters of the model, if they are listed already.
-    """
+    """Set the gradients of the given or all parameters to None."""
     if getattr(type(model), "zero_grad", None) is not nn.Module.zero_grad or "zero_grad" in vars(model):
         model.zero_grad()
         return
@@ -81,7 +76,7 @@ def clear_gradients(model: Any, parameters: list[nn.Parameter] | None = None) ->
 
 
 def move_model(model: Any, device: torch.device) -> None:
-    """Call `to()` of a model, unless the model is immovable or known to be on the device."""
+    """Move a model, unless it is immovable or known to be on the device."""
     if not is_immovable(model) and not (_has_torch_move(model) and is_on_device(model, device)):
         model.to(device)
 
@@ -129,7 +124,6 @@ def copy_buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, t
 
 
 def restore_buffers(buffers: list[Any]) -> None:
-    """Restore values and shapes from `copy_buffers` in place."""
     for module, name, buffer, value in buffers:
         if buffer.shape != value.shape:
             buffer.data = buffer.data.resize_(value.shape)

@@ -63,7 +63,7 @@ def _install_shim(fullname: str, module: ModuleType, packages: list[ModuleType])
 
 
 def _list_imported_names(originals: dict[int, tuple[str, Any]]) -> list[str]:
-    """Return descriptions of originals that modules outside transformers hold or derive classes from."""
+    """Describe originals that modules outside transformers hold or derive classes from."""
     imported: set[str] = set()
     for holder, module in list(sys.modules.items()):
         if holder.partition(".")[0] != "transformers" and isinstance(module, ModuleType):

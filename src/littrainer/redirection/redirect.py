@@ -38,7 +38,6 @@ class RedirectFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module's shim; None if it is not redirected, or missing in transformers."""
         if fullname == PACKAGE:
             spec = self._find_original_spec(fullname, path)
             if spec is not None and spec.loader is not None:
@@ -64,7 +63,6 @@ class RedirectFinder:
 
 
 def is_installed() -> bool:
-    """Return whether this process is redirected."""
     return any(isinstance(finder, RedirectFinder) for finder in sys.meta_path)
 
 
@@ -122,7 +120,7 @@ def add_withdrawn_names(package: ModuleType) -> None:
 
 
 def restore_gc_threshold() -> None:
-    """Restore the threshold of the garbage collector, unless the script has set it."""
+    """Restore the default, unless the script has set another."""
     if gc.get_threshold()[0] == STARTUP_GC_THRESHOLD:
         gc.set_threshold(_default_gc_threshold, *gc.get_threshold()[1:])
 

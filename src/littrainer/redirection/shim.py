@@ -31,7 +31,7 @@ class Binding:
         module: module that the name is imported from; None for a definition.
         attribute: attribute of that module; None for the module itself.
         constant: 1-tuple of a constant.
-        conditional: whether the binding is inside a block, such as `if` or `try`.
+        conditional: inside a block, such as `if` or `try`.
     """
 
     module: str | None = None
@@ -65,11 +65,9 @@ class ShimLoader(Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return None, for a default module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Add the module-level hooks to the shim."""
         self._shim = module
         vars(module).update(__getattr__=self.look_up, __dir__=self.names, __doc__=None)
 
@@ -79,7 +77,6 @@ class ShimLoader(Loader):
         return get_source(fullname) if get_source is not None else None
 
     def look_up(self, name: str) -> Any:
-        """Return the value of a name, and cache it in the shim."""
         if name == "__all__":
             return self.public_names()
         value = self._resolve(name)
@@ -100,7 +97,6 @@ class ShimLoader(Loader):
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        """Return the bindings of transformers' module; empty without a source."""
         if self._bindings is None:
             source = self.get_source(self.fullname)
             self._bindings = {**self.earlier, **parse_bindings(source, self.fullname)} if source else {}
@@ -134,7 +130,7 @@ class ShimLoader(Loader):
             raise missing from None
 
     def run_original(self) -> ModuleType:
-        """Return transformers' module, which the first call runs."""
+        """Run transformers' module once."""
         with self._lock:
             if self.original is None:
                 assert self.original_spec is not None and self.original_spec.loader is not None
@@ -156,7 +152,7 @@ class ShimLoader(Loader):
 
 
 def load_target(target: str) -> Any:
-    """Return the object at "module:attribute"; raise ImportError if a module is missing."""
+    """Return the object at "module:attribute"."""
     module, attribute = target.split(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -173,12 +169,7 @@ def import_original(fullname: str) -> ModuleType:
 
 
 def parse_bindings(source: str, fullname: str) -> dict[str, Binding]:
-    """Return the bindings in a module's source; a name with several bindings counts as defined in the module.
-
-    Parameters:
-        source: text of the module.
-        fullname: name of the module, to resolve relative imports.
-    """
+    """Return the bindings in a source; a name with several bindings counts as defined in the module."""
     package = fullname.rpartition(".")[0]
     bindings: dict[str, Binding] = {}
     for name, binding in _iterate_bindings(ast.parse(source).body, package, conditional=False):
