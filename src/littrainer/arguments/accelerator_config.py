@@ -29,15 +29,15 @@ class AcceleratorConfig:
 
     Parameters:
         split_batches: split each batch of a loader over the processes instead of drawing a batch per process.
-        dispatch_batches: let the main process draw batches and send them out; None does so for iterable datasets only.
-            In a single process, False weights an incomplete last batch like a full batch in the evaluation loss over a
-            stream of unknown length.
-        even_batches: repeat samples from the start until all processes have equally many.
+        dispatch_batches: let the main process draw and send batches; None does so for iterable datasets only.
+            In a single process, False weights an incomplete last batch fully in the evaluation loss over a stream of
+            unknown length.
+        even_batches: repeat samples until all processes have equally many.
         use_seedable_sampler: give the training sampler a new seed in each epoch.
         non_blocking: copy batches without blocking the host; needs pinned memory.
         gradient_accumulation_kwargs: `num_steps` replaces a `gradient_accumulation_steps` of 1; `sync_each_batch`
             synchronizes gradients after each micro-batch; `adjust_scheduler` and `sync_with_dataloader` have no effect.
-        use_configured_state: take the device of the accelerate state that the script set up before the arguments.
+        use_configured_state: take the device of accelerate's existing state.
     """
 
     split_batches: bool = False
@@ -49,32 +49,29 @@ class AcceleratorConfig:
     use_configured_state: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse unknown settings of the accumulation."""
         keys = self.gradient_accumulation_kwargs or {}
         _refuse_unknown("accelerator_config['gradient_accumulation_kwargs']", keys, ACCUMULATION_KEYS)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any], source: str = "accelerator_config") -> AcceleratorConfig:
-        """Build a config from a dict; errors name it `source`."""
         _refuse_unknown(source, settings, [field.name for field in dataclasses.fields(cls)])
         return cls(**settings)
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> AcceleratorConfig:
-        """Build a config from a JSON file."""
         source = f"accelerator_config file {os.fspath(json_file)!r}"
         return cls.from_dict(read_json_object(json_file, source), source)
 
     @classmethod
     def from_argument(cls, value: Any) -> AcceleratorConfig:
-        """Build a config from a value of the argument: None, a dict, a path or a config."""
+        """Build a config from None, a dict, a path or a config."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str | os.PathLike):
             return cls.from_json_file(value)
         forms = "a dict, the path of a JSON file, or an AcceleratorConfig instance"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # A config of another library whose fields have accelerate's names.
+            # A config of another library.
             value = dataclasses.asdict(value)
         if isinstance(value, type):
             raise NotImplementedError(f"Tried passing in a callable to `accelerator_config`, {value!r}; give {forms}.")
@@ -83,11 +80,9 @@ class AcceleratorConfig:
         return cls.from_dict(value or {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a deep copy of the settings as a dict."""
         return dataclasses.asdict(self)
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """Remove a setting and return its value, `default` if it is missing."""
         return vars(self).pop(key, default)
 
 
@@ -98,9 +93,8 @@ def _refuse_unknown(source: str, keys: Iterable[Any], valid: Sequence[str]) -> N
 
 
 def get_configured_device() -> torch.device:
-    """Return the device of the accelerate state that a script has set up."""
     partial_state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    # All instances share this dict; if it is empty, a new instance would choose a device.
+    # If it is empty, a new instance would choose a device.
     if not getattr(partial_state, "_shared_state", None):
         raise ValueError(
             "accelerator_config has use_configured_state=True, and accelerate has no state yet. Make an Accelerator or "

@@ -1,4 +1,4 @@
-"""Enumerations of argument values: strategies, schedules, optimizers, debug switches, search backends."""
+"""Enumerations of argument values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARSER_MODULE = "transformers.hf_argparser"
 
 
 def get_script_stacklevel() -> int:
-    """Return the `stacklevel` of the first frame outside littrainer, for `warnings.warn` in the caller."""
+    """Return the `stacklevel` of the first frame outside littrainer."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None:
@@ -32,7 +32,7 @@ def get_script_stacklevel() -> int:
 
 
 class ExplicitEnum(str, Enum):
-    """Base of enumerations whose members equal their strings and serialize as strings."""
+    """Enumeration whose members equal their strings."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
@@ -175,15 +175,11 @@ class FSDPOption(ExplicitEnum):
 
 
 class DebugOption(ExplicitEnum):
-    """Extra checks of a run."""
-
     UNDERFLOW_OVERFLOW = "underflow_overflow"
     TPU_METRICS_DEBUG = "tpu_metrics_debug"
 
 
 class HPSearchBackend(ExplicitEnum):
-    """Libraries for hyperparameter searches."""
-
     OPTUNA = "optuna"
     RAY = "ray"
     WANDB = "wandb"

@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
     Parameters:
         name: attribute of the plugin, and suffix of `accelerate launch`'s variable.
-        key: dotted path in the configuration.
+        key: dotted path.
         launched: default of `accelerate launch`; None omits the key.
         default: value of the attribute if the configuration has none.
     """
@@ -47,7 +47,6 @@ class Setting(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """Return the variable of `accelerate launch`."""
         return f"{PREFIX if self.key.startswith('zero') else 'ACCELERATE_'}{self.name.upper()}"
 
 
@@ -68,7 +67,7 @@ SETTINGS = (
 )
 OFFLOAD_DEVICES = ("cpu", "nvme")
 
-# Dotted key -> source for errors, and function from arguments and micro-batch size to the value.
+# Dotted key -> source for errors, and value by arguments and micro-batch size.
 FROM_ARGUMENTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", lambda args, size: size),
     "gradient_accumulation_steps": ("gradient_accumulation_steps", lambda args, size: args.gradient_accumulation_steps),
@@ -87,14 +86,14 @@ FROM_ARGUMENTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 }
 BATCH_SIZES = ("train_micro_batch_size_per_gpu", "train_batch_size")
 
-# Dotted key -> source for errors, and function from arguments and optimizer steps of the training to the value.
+# Dotted key -> source for errors, and value by arguments and optimizer steps.
 FROM_LENGTH: dict[str, tuple[str, Callable[[Any, int], int]]] = {
     "scheduler.params.total_num_steps": ("optimizer steps of the training", lambda args, steps: steps),
     # DeepSpeed rejects 0.
     "scheduler.params.warmup_num_steps": ("warmup_steps", lambda args, steps: max(1, args.get_warmup_steps(steps))),
 }
 
-# Dotted key -> function from the hidden size to the value, and whether it is for stage 3 only.
+# Dotted key -> value by hidden size, and whether it is for stage 3 only.
 FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
     "zero_optimization.reduce_bucket_size": (lambda size: size * size, False),
     "zero_optimization.stage3_prefetch_bucket_size": (lambda size: int(0.9 * size * size), True),
@@ -103,7 +102,7 @@ FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
 
 
 class DeepSpeedConfig:
-    """Configuration of DeepSpeed, in place of transformers' HfTrainerDeepSpeedConfig.
+    """Substitute for transformers' HfTrainerDeepSpeedConfig.
 
     Parameters:
         config_file_or_dict: dict, path of a JSON file, or JSON text.
@@ -131,7 +130,7 @@ class DeepSpeedConfig:
         self.set_stage_and_offload()
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
-        """Return the section of a dotted key, None if it is missing, and the key within the section."""
+        """Return the section of a dotted key, or None, and the last part of the key."""
         *sections, key = ds_key_long.split(".")
         node: Any = self.config
         for section in sections:
@@ -141,12 +140,10 @@ class DeepSpeedConfig:
         return node, key
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """Return the value of a dotted key, or `default`."""
         node, key = self.find_config_node(ds_key_long)
         return default if node is None else node.get(key, default)
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Return whether the value exists and is true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
@@ -155,11 +152,9 @@ class DeepSpeedConfig:
         return value is not None and not value
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Return whether the value is "auto"."""
         return self.get_value(ds_key_long) == AUTO
 
     def set_stage_and_offload(self) -> None:
-        """Read the ZeRO stage and the offload devices."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         devices = {
             self.get_value(f"zero_optimization.{part}.device") for part in ("offload_optimizer", "offload_param")
@@ -167,19 +162,15 @@ class DeepSpeedConfig:
         self._offload = self._stage in (2, 3) and not devices.isdisjoint(OFFLOAD_DEVICES)
 
     def is_zero2(self) -> bool:
-        """Return whether optimizer states and gradients are sharded."""
         return self._stage == 2
 
     def is_zero3(self) -> bool:
-        """Return whether parameters are sharded too."""
         return self._stage == 3
 
     def is_offload(self) -> bool:
-        """Return whether optimizer states or parameters are offloaded to the CPU or a disk."""
         return self._offload
 
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the engine."""
         import torch
 
         if self.is_true("bf16.enabled"):
@@ -187,7 +178,7 @@ class DeepSpeedConfig:
         return torch.float16 if self.is_true("fp16.enabled") else torch.float32
 
     def fill_match(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None, must_match: bool = True) -> None:
-        """Replace "auto" by the arguments' value; if it must match, record a different value in `mismatches`."""
+        """Replace "auto" by the arguments' value, and record a value that differs but must match."""
         node, key = self.find_config_node(ds_key_long)
         if node is None:
             return
@@ -198,7 +189,6 @@ class DeepSpeedConfig:
             self.mismatches.append(f"deepspeed {ds_key_long}={value!r}, and {hf_key}={hf_val!r}")
 
     def fill_only(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None) -> None:
-        """Replace "auto" by the arguments' value."""
         self.fill_match(ds_key_long, hf_val, hf_key, must_match=False)
 
     def trainer_config_process(
@@ -208,7 +198,6 @@ class DeepSpeedConfig:
 
         Parameters:
             auto_find_batch_size: accept different batch sizes, since they change.
-            micro_batch_size: samples per process, by default those of the arguments.
         """
         self.mismatches = []
         size = args.per_device_train_batch_size if micro_batch_size is None else micro_batch_size
@@ -227,7 +216,7 @@ class DeepSpeedConfig:
         self.set_mixed_precision(args.mixed_precision)
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
-        """Set the precision, `no`, `bf16` or `fp16`, unless the configuration sets it."""
+        """Set the precision unless the configuration sets it."""
         sections: dict[str, dict[str, Any]] = {"fp16": {"enabled": True, "auto_cast": True}, "bf16": {"enabled": True}}
         for name, enabled in sections.items():
             section = self.config.setdefault(name, enabled if name == mixed_precision else {"enabled": False})
@@ -235,7 +224,7 @@ class DeepSpeedConfig:
                 section["enabled"] = name == mixed_precision
 
     def trainer_config_finalize(self, args: Any, model: Any, num_training_steps: int) -> None:
-        """Fill in the values that depend on the model's hidden size and the length of the training.
+        """Fill in the values that depend on the model and the length of the training.
 
         Raises:
             ValueError: values differ from the arguments, or are still "auto".
@@ -282,7 +271,6 @@ class DeepSpeedConfig:
 
 
 def get_hidden_size(model: Any) -> int | None:
-    """Return the (largest) hidden size in a model's config; None without one."""
     config: Any = getattr(model, "config", None)
     for owner in (config, getattr(config, "text_config", None)):
         for name in ("hidden_size", "hidden_sizes"):
@@ -307,7 +295,6 @@ class DeepSpeedPlugin:
     """Substitute for accelerate's DeepSpeedPlugin.
 
     Parameters:
-        hf_ds_config: the configuration.
         zero3_init: let `from_pretrained` shard models in stage 3.
     """
 
@@ -333,12 +320,10 @@ class DeepSpeedPlugin:
         raise AttributeError(f"the DeepSpeed plugin has no {name!r}; deepspeed_config is DeepSpeed's configuration.")
 
     def is_zero3_init_enabled(self) -> bool:
-        """Return whether models are sharded while they are loaded."""
         return self.zero3_init_flag
 
     @contextlib.contextmanager
     def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
-        """Enable or disable the sharding of models that the block loads."""
         previous = self.zero3_init_flag
         self.zero3_init_flag = enable
         self.set_deepspeed_weakref()
@@ -362,7 +347,7 @@ class DeepSpeedPlugin:
         self.set_deepspeed_weakref()
 
     def set_moe_leaf_modules(self, model: Any) -> None:
-        """Mark modules of `transformer_moe_cls_names` as leaves, which DeepSpeed gathers at once."""
+        """Mark expert modules as leaves, which DeepSpeed gathers at once."""
         if not self.transformer_moe_cls_names:
             return
         classes = {type(module).__name__: type(module) for module in model.modules()}
@@ -377,7 +362,7 @@ class DeepSpeedPlugin:
 
 
 def read_launcher_config() -> dict[str, Any] | str | None:
-    """Return the configuration of `accelerate launch`, or the path of its file; None without DeepSpeed."""
+    """Return the configuration of `accelerate launch`, or its path; None without DeepSpeed."""
     if not is_env_true(USE_DEEPSPEED):
         return None
     file = os.environ.get(CONFIG_FILE, "")
@@ -405,7 +390,6 @@ def _parse_value(text: str) -> Any:
 
 
 def set_up_deepspeed(args: Any) -> None:
-    """Set `hf_deepspeed_config` and `deepspeed_plugin` if arguments or the launcher enable DeepSpeed."""
     launched = read_launcher_config()
     config = args.deepspeed or launched
     if not config:
@@ -427,7 +411,7 @@ def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) ->
 
 
 def update_deepspeed(args: Any) -> None:
-    """Apply a configuration, or accelerate's plugin, that a script has set on existing arguments."""
+    """Apply a configuration or a plugin that a script has set on existing arguments."""
     plugin = args.deepspeed_plugin
     if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
         _check_installed()
@@ -437,7 +421,7 @@ def update_deepspeed(args: Any) -> None:
 
 
 def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
-    """Raise ValueError if `deepspeed` differs from that of the Trainer, or conflicts with other arguments."""
+    """Raise ValueError if `deepspeed` has changed, or conflicts with other arguments."""
     plugin = args.deepspeed_plugin
     is_unchanged = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
     if args.deepspeed and not (is_enabled and is_unchanged):
@@ -453,7 +437,6 @@ def check_deepspeed_unchanged(args: Any, is_enabled: bool) -> None:
 
 
 def has_deepspeed(args: Any) -> bool:
-    """Return whether DeepSpeed runs the training."""
     return getattr(args, "deepspeed_plugin", None) is not None
 
 

@@ -11,7 +11,7 @@ FULL_PRECISION = "32-true"
 
 
 def get_lightning_precision(args: Any) -> str:
-    """Return the `precision` of `lightning.Trainer`; full for fp16 on a CPU, where torch cannot scale losses."""
+    """Return Lightning's `precision`; full for fp16 on a CPU, where torch cannot scale losses."""
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
         return FULL_PRECISION
     return LIGHTNING_PRECISIONS.get(args.mixed_precision, FULL_PRECISION)

@@ -7,14 +7,13 @@ from difflib import get_close_matches
 
 
 def find_nearest_name(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name with the most similar spelling; None without a similar name."""
     valid = list(valid)
     matches = get_close_matches(name, valid, n=1) or get_close_matches(name.lower(), valid, n=1)
     return matches[0] if matches else None
 
 
 def suggest_name(name: str, valid: Iterable[str]) -> str:
-    """Return a clause for an error about an unknown name: the nearest valid name, or a few valid names."""
+    """Return a clause with the nearest valid name, or a few valid names."""
     valid = list(valid)
     match = find_nearest_name(name, valid)
     if match is not None:
@@ -23,13 +22,11 @@ def suggest_name(name: str, valid: Iterable[str]) -> str:
 
 
 def format_accepted_names(name: str, valid: Collection[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest valid name, and all valid names."""
     match = find_nearest_name(name, valid)
     return f"{'' if match is None else f' (did you mean {match!r}?)'}; it takes {', '.join(valid) or 'none'}"
 
 
 def unrecognized(words: Sequence[str], valid: Iterable[str]) -> str:
-    """Return the error about unknown words of a command line, with the nearest options."""
     valid = list(valid)
     names = [word.partition("=")[0] for word in words if word.startswith("-")]
     hints = [f"{name}: did you mean {nearest!r}?" for name in names if (nearest := find_nearest_name(name, valid))]

@@ -29,12 +29,12 @@ class EarlierName:
     """Rule for an argument of an earlier release.
 
     Parameters:
-        advice: end of the sentence "X is no longer an argument: ...".
+        advice: end of "X is no longer an argument: ...".
         replaced_by: the new argument; without it only `idle` values are accepted.
         idle: values without effect, first the former default.
         kind: type of the command-line option.
-        convert: converts an earlier value to the new value, by the current arguments.
-        read: converts the new value to the earlier value.
+        convert: returns the new value for an earlier value.
+        read: returns the earlier value for a new value.
         extends: add to the new argument instead of replacing it.
         harmless: drop every value.
     """
@@ -52,7 +52,6 @@ class EarlierName:
         return self.harmless or any(value == idle and type(value) is type(idle) for idle in self.idle)
 
     def translate(self, name: str, value: Any, current: Current) -> dict[str, Any]:
-        """Return the new arguments for a value of the earlier argument `name`."""
         if self.is_without_effect(value):
             return {}
         if self.replaced_by is None:
@@ -185,13 +184,13 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
 
 
 def earlier_names_of(cls: type, names: Any) -> list[str]:
-    """Return the earlier names among `names` that are no fields of a class, in order of translation."""
+    """Return the earlier names that are no fields of a class, in order of translation."""
     fields: Any = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return [name for name in EARLIER_NAMES if name in names and name not in fields]
 
 
 def translate_earlier_names(cls: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a class with earlier names translated, each with a FutureWarning."""
+    """Translate earlier names in keywords, each with a FutureWarning."""
     names = earlier_names_of(cls, keywords)
     today = {name: value for name, value in keywords.items() if name not in names}
     errors = []
@@ -238,7 +237,7 @@ def _format(name: str, value: Any) -> str:
 
 
 def apply_fields_with_earlier_names(args: Any) -> None:
-    """Translate fields with earlier names in a script's dataclass, unless the new argument overrides a default."""
+    """Translate fields of a script's dataclass, unless the new argument overrides a default."""
     cls = type(args)
     for name, field in cls.__dataclass_fields__.items():
         rule = EARLIER_NAMES.get(name)
@@ -257,13 +256,13 @@ def apply_fields_with_earlier_names(args: Any) -> None:
 
 
 class EarlierAttribute:
-    """Descriptor that reads and sets the new argument under an earlier name."""
+    """Descriptor of an earlier name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __get__(self, args: Any, owner: type) -> Any:
-        # A dataclass would take a class attribute as the default of a subclass's field.
+        # Else a dataclass takes the descriptor as a field's default.
         if args is None:
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {self.name!r}")
         if self.name in vars(args):
@@ -293,7 +292,7 @@ class EarlierAttribute:
 
 
 class AcceptsEarlierNames:
-    """Base of argument classes whose constructors and attributes accept earlier names and reject unknown names.
+    """Base of classes that accept earlier names and reject unknown names.
 
     `__new__` wraps the constructors, which the dataclass decorator generates after `__init_subclass__`.
     """
@@ -314,7 +313,7 @@ for _name in EARLIER_NAMES:
     setattr(AcceptsEarlierNames, _name, EarlierAttribute(_name))
 
 
-# Half of the cost of a constructor call, and a search makes arguments for each trial.
+# Half of the cost of a constructor call; a search makes arguments for each trial.
 @functools.lru_cache(maxsize=16)
 def _parameters_of(constructor: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(constructor).parameters
@@ -325,7 +324,6 @@ def _has_var_keyword(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def format_unknown_names(class_name: str, unknown: Iterable[str], valid: Iterable[str]) -> str:
-    """Return an error message that lists each unknown name with the nearest valid name."""
     valid = list(valid)
     return f"{class_name}: {'; '.join(f'{name!r} is unknown, {suggest_name(name, valid)}' for name in unknown)}"
 

@@ -29,7 +29,7 @@ WORKER_START_METHODS = ("fork", "spawn", "forkserver")
 
 PROCESS_GROUP_BACKENDS = ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")
 
-# Signals of this platform by which schedulers and users announce the end of a process.
+# Signals that announce the end of a process.
 ANNOUNCING_SIGNALS = tuple(
     name
     for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU", "SIGINT")
@@ -53,9 +53,8 @@ def argument(
     """Return the dataclass field of an argument.
 
     Parameters:
-        default, default_factory: as in `dataclasses.field`.
-        help: effect of the argument in a line, with its unit, for parsers and the documentation.
-        parser_options: options of a command-line parser, such as `choices`, `nargs` or `const`.
+        help: effect in a line, with its unit, for parsers and the documentation.
+        parser_options: options of a command-line parser, such as `choices` or `nargs`.
     """
     metadata = {"help": help, **parser_options}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
@@ -459,14 +458,11 @@ class AdditionalFields:
 class GenerationConfig(Protocol):
     """Protocol of transformers' GenerationConfig, which may not be installed."""
 
-    def validate(self, strict: bool = False) -> Any:
-        """Raise ValueError for contradictory settings."""
+    def validate(self, strict: bool = False) -> Any: ...
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings by name."""
+    def to_dict(self) -> dict[str, Any]: ...
 
-    def from_model_config(self, model_config: Any) -> Any:
-        """Return the settings in an older model's configuration."""
+    def from_model_config(self, model_config: Any) -> Any: ...
 
 
 # A generated representation would show tokens.
@@ -511,11 +507,10 @@ class ArgumentFields(
 
 
 def list_topics(cls: type) -> list[type]:
-    """Return the topic classes of an argument class in positional order."""
+    """Return the topics of an argument class in positional order."""
     topics = list(reversed(ArgumentFields.__bases__)) if issubclass(cls, ArgumentFields) else []
     return [*topics, GenerationFields] if issubclass(cls, GenerationFields) else topics
 
 
 def get_default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a dataclass field, or `dataclasses.MISSING`."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -177,15 +177,15 @@ class GroupedSetters(ArgumentFields):
         """Set the arguments of a method's parameters, or none if a value is invalid.
 
         Parameters:
-            parameters: names and values; names of no argument are skipped.
-            prefix: prefix of arguments that parameters omit.
+            parameters: values by name; names of no argument are skipped.
+            prefix: prefix that parameters omit.
             argument_of: parameter -> argument with another name.
         """
         if parameters.get("jit_mode"):
             raise ValueError(
                 "jit_mode=True is no longer possible: evaluation is not traced any more, use torch_compile."
             )
-        # Not the fields of a subclass, which may have the name of a parameter.
+        # A subclass's field may have the name of a parameter.
         fields = ArgumentFields.__dataclass_fields__
         values = {}
         for name, value in parameters.items():

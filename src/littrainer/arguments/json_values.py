@@ -13,7 +13,6 @@ from littrainer.distributed.environment import FALSE_VALUES, TRUE_VALUES
 
 
 def truth(value: Any) -> bool:
-    """Return the boolean for a spelling of JSON, Python or environment variables."""
     text = str(value).strip().lower()
     if value is None or text not in (*TRUE_VALUES, *FALSE_VALUES):
         raise ValueError("give true or false")
@@ -21,7 +20,7 @@ def truth(value: Any) -> bool:
 
 
 def convert_nested_text(value: Any) -> Any:
-    """Return a copy with nested strings converted that spell a boolean or a non-negative number."""
+    """Convert nested strings that spell a boolean or a non-negative number."""
     if isinstance(value, dict):
         return {key: convert_nested_text(item) for key, item in value.items()}
     if not isinstance(value, str):
@@ -36,7 +35,6 @@ def convert_nested_text(value: Any) -> Any:
 
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:
-    """Return the dict in a JSON text; errors name it `source`."""
     try:
         parsed = json.loads(text)
     except json.JSONDecodeError as error:
@@ -49,7 +47,6 @@ def parse_json_object(text: str, source: str) -> dict[str, Any]:
 
 
 def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any]:
-    """Return the dict in a JSON file; errors name it `source`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -59,7 +56,7 @@ def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any
 
 
 def read_mapping(value: Any, source: str) -> dict[str, Any]:
-    """Return a new dict from a mapping, JSON text or the path of a JSON file; errors name it `source`."""
+    """Return a new dict from a mapping, JSON text or the path of a JSON file."""
     if isinstance(value, Mapping):
         return copy.deepcopy(dict(value))
     if not isinstance(value, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""Normalization of arguments: paths, dicts, enumerations and derived values."""
+"""Normalization of arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ JSON_TEXT_ONLY_FIELDS = (
     "lightning",
 )
 
-# Alias -> name with precedence; scripts read either, so both get the same value.
+# Alias -> name with precedence; both get the same value.
 ALIASES = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
@@ -55,7 +55,7 @@ METRIC_DRIVEN_SCHEDULES = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY
 
 
 def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
-    """Convert each field to its normalized form; `dict_fields` may be JSON text."""
+    """Normalize each field; `dict_fields` may be JSON text."""
     args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
     folder = local_folder(args.output_dir)
     if folder != args.output_dir:
@@ -113,7 +113,7 @@ def _unpack(value: Any) -> Any:
 
 
 def is_copy_of_normalized(args: ArgumentFields) -> bool:
-    """Return whether arguments are copied from normalized arguments, by `dataclasses.replace` or `to_dict()`.
+    """Return whether arguments are a copy by `dataclasses.replace` or `to_dict()`.
 
     Derived values of a copy are not the script's wishes.
     """
@@ -129,7 +129,7 @@ def is_copy_of_normalized(args: ArgumentFields) -> bool:
 def _apply_warmup_ratio(args: ArgumentFields) -> None:
     ratio, steps = args.warmup_ratio, args.warmup_steps
     if ratio is not None:
-        # 0 was the default: scripts that pass it with warmup_steps mean the steps.
+        # With 0, the former default, scripts mean the steps.
         args.warmup_steps = ratio or steps
         ignored = f", and warmup_steps={steps} is set aside" if args.warmup_steps != steps and steps != 0 else ""
         warnings.warn(

@@ -238,7 +238,7 @@ class ProcessFacts(ArgumentFields):
 
 
 class DistributedType(str, Enum):
-    """Subset of accelerate's DistributedType with equal members."""
+    """Subset of accelerate's DistributedType."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -255,7 +255,6 @@ def is_accelerate_loaded() -> bool:
 
 
 def distributed_type(args: ProcessFacts) -> Any:
-    """Return accelerate's DistributedType; littrainer's without accelerate."""
     kind = DistributedType.NO
     if has_deepspeed(args):
         kind = DistributedType.DEEPSPEED
@@ -267,11 +266,7 @@ def distributed_type(args: ProcessFacts) -> Any:
 
 
 def partial_state(args: ProcessFacts, load: bool = False) -> Any:
-    """Return accelerate's PartialState, replaced if it differs from the arguments and is not configured.
-
-    Parameters:
-        load: import accelerate; without it return None if accelerate is not loaded.
-    """
+    """Return accelerate's PartialState, updated to the arguments; None if accelerate is not loaded, unless `load`."""
     if load:
         with contextlib.suppress(ImportError):
             importlib.import_module("accelerate.state")
@@ -280,7 +275,7 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
     state: Any = sys.modules["accelerate.state"]
     shared = state.PartialState._shared_state
     uses_deepspeed = has_deepspeed(args)
-    # `args.device` would be cached, and a script may still set use_cpu.
+    # Not cached, since a script may still set use_cpu.
     on_cpu = (vars(args).get("device") or args._find_device()).type == "cpu"
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
         kind, device = shared.get("distributed_type"), getattr(shared.get("device"), "type", None)
@@ -299,7 +294,7 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
 def _can_skip_rendezvous(args: ProcessFacts) -> bool:
     import torch.distributed
 
-    # With a launcher's ranks, PartialState starts the process group, which waits for the other processes.
+    # With a launcher's ranks, PartialState waits for the other processes.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return True
     return args.world_size == 1 and ("LOCAL_RANK" not in os.environ or "MASTER_ADDR" in os.environ)
@@ -314,7 +309,6 @@ NO_COMPILATION = "no"
 
 
 def apply_hardware_choices(args: Any) -> None:
-    """Check bf16 and fp16, and set TF32 matrix products."""
     if (args.bf16 or args.bf16_full_eval) and not args.use_cpu and not _has_bf16():
         name = "bf16" if args.bf16 else "bf16_full_eval"
         raise ValueError(
@@ -359,13 +353,12 @@ def _set_tf32(args: Any) -> None:
         allowed = True
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "tf32" if allowed else "ieee"
-    # Lightning reads these older switches, and torch 2.9 raises on reading if they contradict the switch above.
+    # Lightning reads these older switches, and torch 2.9 raises if they contradict the newer switch.
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 def get_matmul_precision() -> str:
-    """Return the precision of float32 matrix products."""
     import torch
 
     try:

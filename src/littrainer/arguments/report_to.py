@@ -12,7 +12,6 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 
 def is_enabled_in_environment(name: str) -> bool:
-    """Return whether an environment variable is 1, on, yes or true, as in transformers' callbacks."""
     return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -20,12 +19,11 @@ class Service(NamedTuple):
     """Experiment tracker.
 
     Parameters:
-        callback: its callback, as "module:class" within `littrainer.tracking`.
+        callback: "module:class" within `littrainer.tracking`.
         modules: required modules; a tuple lists alternatives.
         install: arguments of `pip install`.
-        about: description in half a sentence.
         switch: environment variable that disables it.
-        is_in_all: whether `report_to="all"` includes it.
+        is_in_all: include it in `report_to="all"`.
     """
 
     callback: str
@@ -36,7 +34,6 @@ class Service(NamedTuple):
     is_in_all: bool = True
 
     def get_disabled_reason(self) -> str | None:
-        """Return why the environment disables the service; None if it does not."""
         if self.switch is None or not is_enabled_in_environment(self.switch):
             return None
         return f"the environment variable {self.switch} switches it off"
@@ -79,7 +76,6 @@ SERVICES: dict[str, Service] = {
 
 
 def is_installed(name: str) -> bool:
-    """Return whether the modules of a service are importable, without importing them."""
     return not _missing_modules(name)
 
 
@@ -98,7 +94,6 @@ def is_importable(module: str) -> bool:
 
 
 def require_installed(name: str) -> None:
-    """Raise ImportError if a module of a service is missing."""
     if missing := _missing_modules(name):
         raise ImportError(
             f"report_to={name!r} needs {' and '.join(missing)}, which is not installed: run `pip install "
@@ -107,7 +102,6 @@ def require_installed(name: str) -> None:
 
 
 def check_tracker_name(name: object) -> None:
-    """Raise ValueError if no service has this name."""
     if name in SERVICES:
         return
     if name in ("none", "all"):
@@ -119,9 +113,8 @@ def check_tracker_name(name: object) -> None:
 
 
 def list_available_services() -> list[str]:
-    """Return the services of `report_to="all"`: installed and not disabled."""
     exclusions = {
-        # Azure Machine Learning is an MLflow server and would receive everything twice.
+        # An MLflow server, which would receive everything twice.
         "azure_ml": lambda: is_installed("mlflow") and SERVICES["mlflow"].get_disabled_reason() is None,
         "comet_ml": lambda: not _comet_is_configured(),
         "kubeflow": lambda: "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ or not _has_kubeflow_callback(),
@@ -147,7 +140,6 @@ def _comet_is_configured() -> bool:
 
 
 def list_trackers(report_to: Any) -> list[Any]:
-    """Return the trackers in a value of `report_to`: names or Lightning loggers."""
     trackers = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
     for tracker in trackers:
         if not isinstance(tracker, str) and not is_a(tracker, "lightning logger"):
@@ -159,5 +151,4 @@ def list_trackers(report_to: Any) -> list[Any]:
 
 
 def format_tracker(tracker: Any) -> str:
-    """Return the name of a tracker, or the class of a Lightning logger."""
     return tracker if isinstance(tracker, str) else type(tracker).__name__

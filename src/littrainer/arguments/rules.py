@@ -25,10 +25,9 @@ from littrainer.distributed.layout import data_parallel_size
 
 MAX_INTEGER = 2**63 - 1
 
-# Fields with objects of other libraries or their own checks.
 CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
 
-# Field -> valid names; a value may be one or several.
+# A value may be a list of them.
 TEXT_CHOICES: dict[str, tuple[str, ...]] = {
     **{
         field.name: tuple(field.metadata["choices"])
@@ -40,7 +39,7 @@ TEXT_CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def check_values(args: Any) -> None:
-    """Raise an error for an invalid type, range or name, and convert numbers of other libraries to Python's."""
+    """Check types, ranges and names, and convert numbers of other libraries to Python's."""
     for name, accepted in _get_accepted(args.__class__).items():
         value = getattr(args, name)
         # A subclass may have a default of another type.
@@ -66,7 +65,6 @@ def check_values(args: Any) -> None:
 
 @cache
 def _get_accepted(cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the types and values that each documented field of a class accepts."""
     accepted: dict[str, tuple[Any, ...]] = {}
     for topic in list_topics(cls):
         hints = typing.get_type_hints(topic)
@@ -89,7 +87,6 @@ def _iterate_members(hint: Any) -> Iterable[Any]:
 
 
 def _convert_number(value: Any, accepted: tuple[Any, ...]) -> Any:
-    """Return a number of another library as Python's number or boolean; other values unchanged."""
     if isinstance(value, bool):
         return value
     if bool in accepted and type(value).__name__ in ("bool", "bool_"):
@@ -157,14 +154,13 @@ def _get_hint(value: Any) -> str:
 
 # ---- Combinations of arguments ---------------------------------------------------------------------------------------
 
-# Interval -> its strategy.
 STEP_INTERVALS = {
     "logging_steps": "logging_strategy",
     "eval_steps": "eval_strategy",
     "save_steps": "save_strategy",
 }
 
-# Fields that need loader processes; checked when a Trainer is made.
+# Checked when a Trainer is made, since a script may set the number of processes late.
 WORKER_FIELDS = ("dataloader_persistent_workers", "dataloader_multiprocessing_context")
 
 # Argument that forms batches or rows by length -> required values of other arguments.
@@ -190,7 +186,6 @@ MILLIONTHS = 1_000_000
 
 
 def validate(args: ArgumentFields) -> None:
-    """Raise ValueError for invalid combinations of normalized arguments."""
     _check_step_intervals(args)
     if getattr(args, "is_for_trainer", True):
         _check_best_model(args)
@@ -284,7 +279,6 @@ def check_nonfinite_arguments(args: Any, optimizer: Any = None, splits_weights: 
     """Raise ValueError if `on_nonfinite`, or checkpoints to keep, conflict with other arguments.
 
     Parameters:
-        optimizer: the optimizer, if it exists.
         splits_weights: whether tensor parallelism or version 1 of FSDP splits weights.
     """
     policy, optim = args.on_nonfinite, str(_get_text(args.optim))
@@ -311,10 +305,7 @@ def check_nonfinite_arguments(args: Any, optimizer: Any = None, splits_weights: 
 
 
 def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_FIELDS) -> None:
-    """Raise ValueError for settings of loader processes without loader processes.
-
-    Called when a Trainer is made, since a script may set the number of processes late.
-    """
+    """Raise ValueError for settings of loader processes without loader processes."""
     for name in names:
         value = getattr(args, name)
         if value is not None and value is not False and args.dataloader_num_workers == 0:
@@ -324,10 +315,9 @@ def check_loader_processes(args: ArgumentFields, names: Iterable[str] = WORKER_F
 
 
 def apply_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict: bool = False) -> None:
-    """Derive `gradient_accumulation_steps` from `global_batch_size`, if that is set.
+    """Derive `gradient_accumulation_steps` from `global_batch_size`.
 
     Parameters:
-        batch_size: samples per micro-batch of a process; by default those of the arguments.
         is_of_dict: whether the arguments are from `to_dict()`, so that other sizes may have set the accumulation.
     """
     total, size = args.global_batch_size, batch_size or args.train_batch_size
@@ -356,7 +346,7 @@ def apply_global_batch_size(args: Any, batch_size: int | None = None, is_of_dict
 
 
 def list_valid_batch_sizes(args: Any) -> list[int]:
-    """Return the micro-batch sizes that divide `global_batch_size`; none if the processes do not divide it."""
+    """Return the micro-batch sizes that divide `global_batch_size`."""
     samples, left_over = divmod(args.global_batch_size, _count_batch_processes(args))
     return [] if left_over else [size for size in range(1, samples + 1) if samples % size == 0]
 
@@ -372,12 +362,10 @@ def _get_text(choice: Any) -> str:
 
 # ---- Unsupported values ----------------------------------------------------------------------------------------------
 
-# Field -> supported values.
 SUPPORTED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
 
 
 def refuse_unsupported(args: Any) -> None:
-    """Raise NotImplementedError with all unsupported values."""
     unsupported = []
     for name, supported in SUPPORTED_VALUES.items():
         value = getattr(args, name)

@@ -34,7 +34,6 @@ URL_CREDENTIALS = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#
 
 @functools.cache
 def is_secret_name(name: str) -> bool:
-    """Return whether the name is that of an access token, a key or a password."""
     plain = SEPARATORS.sub("_", CAMEL_CASE_BOUNDARY.sub("_", name).lower())
     if plain.endswith(NOT_SECRET_ENDINGS):
         return False
@@ -42,17 +41,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def mask_secret(name: str) -> str:
-    """Return the placeholder for a secret."""
     return f"<{name.upper()}>"
 
 
 def redact_secrets(value: Any, mask: Callable[[str], Any] = mask_secret) -> Any:
-    """Return a value with masked secrets in dicts and without credentials in URLs; the value itself if it has none.
-
-    Parameters:
-        value: anything; dicts, lists, tuples and strings are searched.
-        mask: returns the placeholder for a secret's name.
-    """
+    """Mask nested secrets and remove credentials in URLs; without secrets return the value itself."""
     if isinstance(value, str):
         text = URL_CREDENTIALS.sub(r"\1://", value)
         return value if text == value else text

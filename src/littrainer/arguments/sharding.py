@@ -1,4 +1,4 @@
-"""FSDP: keys of `fsdp_config`, and the plan from arguments or the environment of `accelerate launch`."""
+"""FSDP: keys of `fsdp_config`, and the plan of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OFFLOAD = "offload"
 # Options of `fsdp` in transformers 4.
 FSDP_OPTIONS = (*(name.lower() for name in SHARDING_STRATEGIES), OFFLOAD, "auto_wrap")
 
-# Environment variable that marks USE_FSDP as set by arguments, not by a launcher.
+# Marks USE_FSDP as set by arguments, not by a launcher.
 SET_BY_ARGUMENTS = "LITTRAINER_SWITCHED_FSDP_ON"
 
 
@@ -35,8 +35,8 @@ class ShardingPlan:
     """Normalized `fsdp_config`.
 
     Parameters:
-        reshard_after_forward: in version 2 whether a layer's parameters are freed after its forward pass; in version 1
-            torch's sharding strategy.
+        reshard_after_forward: whether parameters are freed after the forward pass; in version 1 torch's
+            sharding strategy.
     """
 
     version: int = 2
@@ -58,12 +58,11 @@ class ShardingPlan:
 
     @property
     def has_sharded_checkpoints(self) -> bool:
-        """Return whether each process writes its shard of a checkpoint."""
         return self.state_dict_type == "SHARDED_STATE_DICT"
 
 
 def get_sharding_plan(args: Any) -> ShardingPlan | None:
-    """Return the plan from arguments or the environment of `accelerate launch`; None without FSDP."""
+    """Return the plan of arguments or `accelerate launch`; None without FSDP."""
     options = _parse_options(args.fsdp)
     if options is not None:
         return _make_plan(_add_options(read_config(args.fsdp_config), options), "fsdp_config")
@@ -73,12 +72,10 @@ def get_sharding_plan(args: Any) -> ShardingPlan | None:
 
 
 def is_launched_with_fsdp() -> bool:
-    """Return whether `accelerate launch` enables FSDP."""
     return SET_BY_ARGUMENTS not in os.environ and os.environ.get(USE_FSDP, "").strip().lower() in TRUE_VALUES
 
 
 def normalize_sharding(args: ArgumentFields) -> None:
-    """Normalize `fsdp` and `fsdp_config`, and raise ValueError for conflicts."""
     attributes: Any = args
     options = _parse_options(args.fsdp)
     if options is None:
@@ -106,7 +103,7 @@ def normalize_sharding(args: ArgumentFields) -> None:
 
 
 def get_fsdp_plugin_keywords(plan: ShardingPlan) -> dict[str, Any]:
-    """Return the equivalent keywords of accelerate's plugin, transformers' `fsdp_plugin_args`."""
+    """Return transformers' `fsdp_plugin_args`."""
     always = ("auto_wrap_policy", "cpu_ram_efficient_loading", "state_dict_type", "reshard_after_forward")
     keywords: dict[str, Any] = {"fsdp_version": plan.version, **{name: getattr(plan, name) for name in always}}
     keywords.update({name: True for name in ("cpu_offload", "activation_checkpointing") if getattr(plan, name)})
@@ -122,9 +119,9 @@ def get_fsdp_plugin_keywords(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def enable_efficient_loading(plan: ShardingPlan | None) -> None:
-    """Set the environment variables that let `from_pretrained` load weights in the main process only, if planned.
+    """Let `from_pretrained` load weights in the main process only, if planned.
 
-    Without a plan nothing changes, since other arguments in this process may have a plan.
+    Without a plan nothing changes, since other arguments may have a plan.
     """
     if plan is None:
         return
@@ -136,7 +133,6 @@ def enable_efficient_loading(plan: ShardingPlan | None) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Raise ValueError for sharding in a single process, and for version 1 on a CPU."""
     plan = get_sharding_plan(args)
     if plan is None:
         return
@@ -153,7 +149,7 @@ def check_processes(args: Any) -> None:
 
 
 def read_config(config: Any) -> dict[str, Any]:
-    """Return a config, from a dict or the path of a JSON file, without the prefix `fsdp_` of keys."""
+    """Return a config without the prefix `fsdp_` of keys."""
     entries = {} if config is None else read_mapping(config, "fsdp_config")
     return {str(name).removeprefix(PREFIX): value for name, value in entries.items()}
 
@@ -168,7 +164,7 @@ def _parse_integer(value: Any) -> int:
 
 
 def _make_choice_parser(*choices: str) -> Callable[[Any], str]:
-    """Return a parser of a choice or its number, from 1 up as in enumerations of torch and accelerate."""
+    """Return a parser of a choice or its number, from 1 up."""
 
     def parse(value: Any) -> str:
         text = str(value.name if isinstance(value, Enum) else value).strip().upper()
@@ -212,7 +208,7 @@ class Key(NamedTuple):
     """Key of `fsdp_config`.
 
     Parameters:
-        parse: returns the value of the plan, or raises ValueError with the valid values.
+        parse: returns the value, or raises ValueError with the valid values.
         supported: version -> supported values, if not all.
     """
 
@@ -241,14 +237,13 @@ KEYS: dict[str, Key] = {
     "use_orig_params": Key(truth, {2: (True,)}),
     "ignored_modules": Key(_parse_pattern),
 }
-# Aliases of keys in accelerate's configuration files.
+# From accelerate's configuration files.
 KEY_ALIASES: Mapping[str, str] = {
     "offload_params": "cpu_offload",
     "sharding_strategy": "reshard_after_forward",
     "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
     "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
 }
-# Unsupported keys of TPUs.
 TPU_KEYS = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 # Environment variable of `accelerate launch` -> key.
 VARIABLES: Mapping[str, str] = {

@@ -15,7 +15,7 @@ NOTHING = frozenset({"None", "[]", "{}", ""})
 
 
 def format_defaults() -> dict[str, str]:
-    """Return the default of each argument as text, in documented order; `output_dir` has none."""
+    """Return the default of each argument as text, in documented order."""
     args = ArgumentFields()
     normalize(args, ())
     generation = {field.name: field.default for field in dataclasses.fields(GenerationFields)}
@@ -23,13 +23,12 @@ def format_defaults() -> dict[str, str]:
 
 
 def select_non_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that differ from the defaults, a subclass's names last."""
+    """Select the texts that differ from the defaults, a subclass's names last."""
     names = [*(name for name in defaults if name in texts), *(name for name in texts if name not in defaults)]
     return {name: texts[name] for name in names if name not in defaults or not is_same(texts[name], defaults[name])}
 
 
 def is_same(first: str, second: str) -> bool:
-    """Return whether two texts mean the same value, such as 3 and 3.0, or None and []."""
     if first == second or {first, second} <= NOTHING:
         return True
     try:
@@ -39,7 +38,7 @@ def is_same(first: str, second: str) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a line of at most 300 letters, without a configuration's unset entries."""
+    """Return a value as a short line, without a configuration's unset entries."""
     text = " ".join(_text(redact_secrets(value), is_nested=False).split())
     return text if len(text) <= MAX_TEXT_LETTERS else f"{text[: MAX_TEXT_LETTERS - 3]}..."
 

@@ -1,4 +1,4 @@
-"""Specification of each argument: the part of a run that reads it, and its valid values."""
+"""Reader and valid values of each argument."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ class ArgumentReader(str, Enum):
 
 
 class Range(NamedTuple):
-    """Range of a number: from `low` to `high`, both included, and less than `below`."""
+    """Range from `low` to `high`, both included, and less than `below`."""
 
     low: float = -math.inf
     high: float = math.inf
     below: float = math.inf
 
     def holds(self, value: float) -> bool:
-        """Return whether a number is finite and in the range."""
         return math.isfinite(value) and self.low <= value <= self.high and value < self.below
 
     def __str__(self) -> str:
@@ -56,12 +55,10 @@ class Range(NamedTuple):
 
 
 class ArgumentSpec(NamedTuple):
-    """Reader and valid values of an argument, in addition to its type.
+    """Reader and valid values of an argument.
 
     Parameters:
-        reader: the part of a run that reads it.
-        range: valid numbers.
-        also: valid types and values that the annotation omits because command-line parsers read it.
+        also: types and values that the annotation omits because command-line parsers read it.
         texts: valid names, unless the field lists them as choices.
         may_be_infinite: accept any number except nan.
     """

@@ -33,7 +33,7 @@ class Serialization(ProcessFacts):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # The dataclass decorator would generate a representation that shows tokens.
+        # A generated representation would show tokens.
         if cls.__repr__ is Serialization.__repr__:
             cls.__repr__ = Serialization.__repr__  # type: ignore[method-assign]
 
@@ -81,7 +81,7 @@ def _plain(value: Any) -> Any:
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].dtype):
         return str(value).removeprefix("torch.")
     for method in ("to_dict", "to_json"):
-        # Configurations of other libraries, for instance for quantization.
+        # Configurations of other libraries.
         if callable(getattr(value, method, None)) and not isinstance(value, type):
             return getattr(value, method)()
     return value
@@ -100,7 +100,7 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         NotImplementedError: littrainer does not support a value.
     """
 
-    # Dict fields that accept JSON text; subclasses extend the list.
+    # Accept JSON text; subclasses extend the list.
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         "lr_scheduler_kwargs",
         "activation_checkpointing_kwargs",
@@ -110,7 +110,7 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         "deepspeed",
     ]
 
-    # False if another object, such as lightning.Trainer, decides on devices, evaluations and saves.
+    # False if lightning.Trainer, for instance, decides on devices, evaluations and saves.
     is_for_trainer: ClassVar[bool] = True
 
     default_optim: ClassVar[str] = "adamw_torch_fused"
@@ -127,7 +127,7 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         # False draws bars in files too, None on terminals only.
         self._asked_for_bars: bool = self.disable_tqdm is False and not is_copy
         restores = self.restore_callback_states_from_checkpoint
-        # None becomes False, as in transformers, but early stopping restores its state.
+        # With None only early stopping restores its state.
         self._restores_patience: bool = vars(self).get("_restores_patience", restores is not False or is_copy)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         self._validate_args()

@@ -32,11 +32,10 @@ class MemoryTracker:
         self.skip_memory_metrics = skip_memory_metrics
 
     def start(self) -> None:
-        """Start a measurement."""
         self._report.start(SCRIPT_STAGE)
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None) -> None:
-        """End the measurement and add its results, in bytes, to metrics with the prefix of the metrics."""
+        """Add the results, in bytes, to metrics with their prefix."""
         measured: dict[str, Any] = {}
         self._report.stop(SCRIPT_STAGE, None if metrics is None else measured)
         if metrics is not None:
@@ -99,7 +98,6 @@ class TrainerAttributes:
 
     @property
     def is_tp_enabled(self) -> bool:
-        """Return whether tensor parallelism is used."""
         return tensor_parallel_size(self.args) > 1
 
     @property

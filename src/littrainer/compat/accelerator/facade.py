@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 # Defaults of accelerate's GradientAccumulationPlugin.
 ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
-# Members that are read from accelerate's PartialState.
+# Read from accelerate's PartialState.
 PARTIAL_STATE_MEMBERS = frozenset(
     (
         *("is_last_process", "use_distributed", "main_process_first", "local_main_process_first"),
@@ -66,7 +66,7 @@ REFUSED: dict[str, str] = {
     "profile": 'profile with Trainer(lightning={"profiler": ...}), or with torch.profiler.profile() itself',
     "ddp_handler": "Lightning's strategy sets DistributedDataParallel up; see ddp_find_unused_parameters",
 }
-# Method without effect, as in transformers' Trainer -> warning.
+# Method without effect -> warning.
 WITHOUT_EFFECT: dict[str, str] = {
     "init_trackers": "The accelerator of a Trainer has no trackers to set up; choose them with report_to=[...].",
     "log": "accelerator.log() reaches no tracker of a Trainer; call trainer.log() instead.",
@@ -99,7 +99,7 @@ class AcceleratorFacade:
         self.step = 0
         self._optimizers: list[PreparedOptimizer] = []
         self._scaler: torch.amp.GradScaler | None = None
-        # Samples in an incomplete last batch; set by evaluations.
+        # Set by evaluations.
         self.samples_in_last_batch: int | None = None
         kwargs = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
         # `num_steps` is 1, since the Trainer accumulates.
@@ -116,41 +116,35 @@ class AcceleratorFacade:
     local_process_index = property(lambda self: self._args.local_process_index, doc="Rank of this process on its node.")
     is_main_process = property(lambda self: self._args.process_index == 0, doc="Whether this is rank 0.")
     is_local_main_process = property(lambda self: self._args.local_process_index == 0, doc="First one of its node.")
-    # `NO` or `MULTI_GPU`, for instance; accelerate's own member if accelerate is loaded.
+    # accelerate's member if accelerate is loaded.
     distributed_type = property(lambda self: distributed_type(self._args))
 
     def wait_for_everyone(self) -> None:
-        """Wait for all processes; raise RuntimeError without a process group."""
         if self._args.world_size > 1:
             self._args._barrier("wait_for_everyone")()
 
     def print(self, *values: Any, **kwargs: Any) -> None:
-        """Print in the first process of each node."""
         if self.is_local_main_process:
             print(*values, **kwargs)
 
     def end_training(self) -> None:
-        """Destroy the process group, if it exists."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     # ---- Collectives -------------------------------------------------------------------------------------------------
 
     def gather(self, tensor: Any) -> Any:
-        """Return the tensors of all processes."""
         return collectives.gather_across_processes(tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Pad tensors to the longest tensor of all processes."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Reduce nested tensors by `sum`, `mean` or `max`; `scale` is for TPUs."""
+        """Reduce by `sum`, `mean` or `max`; `scale` is for TPUs."""
         return collectives.reduce_across_processes(tensor, reduction)
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
-        """Set `evaluated_loader` within the block."""
         outer = self.evaluated_loader
         self.evaluated_loader = loader
         try:
@@ -159,7 +153,7 @@ class AcceleratorFacade:
             self.evaluated_loader = outer
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather tensors or objects, without the samples that pad the last batch."""
+        """Gather without the samples that pad the last batch."""
         rows = self._count_rows()
         if rows is None and collectives.get_world_size() == 1:
             return input_data
@@ -196,12 +190,10 @@ class AcceleratorFacade:
 
     @property
     def mixed_precision(self) -> str:
-        """Return the precision of the forward pass: `no`, `bf16` or `fp16`."""
         return self._args.mixed_precision
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """Return the GradScaler of fp16 on a GPU; else None."""
         # A training sets its scaler before the first step.
         if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
             self._scaler = _create_scaler(self._args)
@@ -209,7 +201,7 @@ class AcceleratorFacade:
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Return whether the last optimizer step was skipped for non-finite gradients of fp16."""
+        """Return whether fp16 gradients of the last step were non-finite."""
         plugin = None if self.module is None else self.module.trainer.precision_plugin
         if getattr(plugin, "step_was_skipped", False):
             return True
@@ -224,7 +216,7 @@ class AcceleratorFacade:
         return torch.autocast(self._args.device.type, dtype=dtype, **settings)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Compute gradients, in a training through Lightning's precision plugin and strategy."""
+        """Compute gradients, in a training through Lightning."""
         kwargs.pop("learning_rate", None)
         if self.gradient_accumulation_steps != 1:
             loss = loss / self.gradient_accumulation_steps
@@ -234,7 +226,7 @@ class AcceleratorFacade:
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Unscale the fp16 gradients of optimizers, by default of all."""
+        """Unscale the fp16 gradients, by default of all optimizers."""
         if self.scaler is None:
             return
         main = None if self.module is None else self.module.trainer.optimizers[0]
@@ -263,12 +255,10 @@ class AcceleratorFacade:
         return clip_gradient_norm(tensors, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
-        """Clip each gradient to the range from `-clip_value` to `clip_value`."""
         self.unscale_gradients()
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
-        """Return a context without gradient synchronization of a model."""
         # Imports Lightning, which a Trainer needs only to train.
         from littrainer.strategies.single_device import disable_gradient_sync
 
@@ -278,7 +268,7 @@ class AcceleratorFacade:
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Run a micro-batch of a script's accumulation over `gradient_accumulation_steps` micro-batches."""
+        """Run a micro-batch of a script's accumulation."""
         state = self.gradient_state
         if state.sync_with_dataloader and state.end_of_dataloader:
             self.step = 0
@@ -313,7 +303,6 @@ class AcceleratorFacade:
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Set up device, mixed precision, DDP and compilation of a model."""
         args = self._args
         if has_deepspeed(args) and not evaluation_mode:
             _refuse_second_engine(model)
@@ -337,7 +326,6 @@ class AcceleratorFacade:
     def prepare_data_loader(
         self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> DataLoader:
-        """Return a loader of this process's shard of the data."""
         settings = self.dataloader_config
         prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, PrefetchLoader):
@@ -389,7 +377,7 @@ class AcceleratorFacade:
     clear = free_memory
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the state dict with the user's names; of a sharded model, only in the main process."""
+        """Return the state dict; of a sharded model, only in the main process."""
         consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
         plugin = self._args.deepspeed_plugin
         if consolidated is not None and plugin is not None and plugin.zero_stage == 3:
@@ -402,23 +390,19 @@ class AcceleratorFacade:
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """Return DeepSpeed's plugin, if DeepSpeed runs the training; else None."""
         return self._args.deepspeed_plugin
 
     @property
     def is_fsdp2(self) -> bool:
-        """Return whether FSDP version 2 shards the model."""
         plan = get_sharding_plan(self._args)
         return plan is not None and plan.version == 2 and self._args.world_size > 1
 
     @property
     def parallelism_config(self) -> Any:
-        """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None without a layout."""
         return build_parallelism_config(self._args)
 
     @property
     def state(self) -> Any:
-        """Return accelerate's AcceleratorState, loaded on first access."""
         state = shared_accelerator_state(self._args, load=True)
         if state is None:
             raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
@@ -469,7 +453,7 @@ def _refuse_second_engine(model: nn.Module) -> None:
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
 
 
-# Attribute that would be ignored -> alternative, and whether the arguments already have it.
+# Ignored attribute -> alternative, and whether the arguments already have it.
 UNSUPPORTED_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_plugin": ("set deepspeed to its configuration", has_deepspeed),
     "fsdp_plugin": ("set fsdp and fsdp_config", lambda args: get_sharding_plan(args) is not None),

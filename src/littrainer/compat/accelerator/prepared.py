@@ -20,20 +20,17 @@ class PreparedOptimizer(GradScalerMixin, OptimizerWrapper):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """Return the GradScaler of fp16; None in any other precision."""
         return self.accelerator.scaler
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters."""
         self.optimizer.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients at the last micro-batch of an optimizer step."""
         if self.accelerator.sync_gradients:
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def step(self, closure: Any = None) -> Any:
-        """Step at the last micro-batch of an optimizer step; with fp16, only if gradients are finite."""
+        """Step at the last micro-batch; with fp16, only if gradients are finite."""
         if not self.accelerator.sync_gradients:
             return None
         if self.scaler is None:
@@ -63,7 +60,7 @@ class PreparedScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step if the optimizers have stepped: once per process, unless batches are split over the processes."""
+        """Step once per process, unless batches are split over the processes."""
         if not self.accelerator.sync_gradients:
             if self.accelerator.gradient_state.adjust_scheduler:
                 self.scheduler._step_count += 1
@@ -71,6 +68,6 @@ class PreparedScheduler:
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
         for _ in range(1 if self.accelerator.split_batches else self.accelerator.num_processes):
-            # A schedule of fixed length raises an error beyond it.
+            # A schedule of fixed length raises beyond it.
             if getattr(self.scheduler, "_step_count", 0) <= getattr(self.scheduler, "total_steps", float("inf")):
                 self.scheduler.step(*args, **kwargs)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_parallelism_config(args: TrainingArguments) -> Any:
-    """Return the argument `parallelism_config` as accelerate's ParallelismConfig; None without a layout."""
+    """Return accelerate's ParallelismConfig; None without a layout."""
     config: Any = args.parallelism_config
     if config is not None and not isinstance(config, Mapping):
         return config
@@ -33,7 +33,7 @@ def build_parallelism_config(args: TrainingArguments) -> Any:
 
 
 class DelegatedAttribute:
-    """Descriptor that reads and writes an attribute of another attribute's object."""
+    """Descriptor of an attribute of another attribute."""
 
     def __init__(self, holder: str) -> None:
         self.holder = holder
@@ -49,7 +49,7 @@ class DelegatedAttribute:
 
 
 def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:
-    """Return accelerate's AcceleratorState, set up with these arguments; None if it cannot be set up now."""
+    """Return accelerate's AcceleratorState; None if it cannot be set up now."""
     if partial_state(args, load) is None:
         return None
     accelerator_state: Any = sys.modules["accelerate.state"].AcceleratorState
@@ -83,7 +83,6 @@ def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any
 
 
 def _get_accelerate_gradient_state() -> Any:
-    """Return the gradient state of a script's Accelerator; None without an Accelerator."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return state() if state is not None and state._shared_state else None
 
@@ -92,7 +91,7 @@ class GradientView:
     """Gradient state of a training, computed on access.
 
     Parameters:
-        running: holder of `module`, None outside fit, and `evaluated_loader`, None outside evaluations.
+        running: has `module`, None outside fit, and `evaluated_loader`, None outside evaluations.
         plugin_kwargs: accumulation settings that differ from accelerate's defaults.
     """
 
@@ -104,7 +103,6 @@ class GradientView:
 
     @property
     def sync_gradients(self) -> bool:
-        """Return whether the current micro-batch is the last in its optimizer step."""
         micro_batch = self._micro_batch
         if self._override is not None and self._override[0] is micro_batch:
             return self._override[1]
