@@ -70,7 +70,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
 
 
 def find_text(value: Any) -> str | None:
-    """Return the beginning of a text, or of a list's first text; None for other values."""
+    """Return the beginning of a text or of a list's first text."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     return first[:40] if isinstance(first, str) else None
 
@@ -130,7 +130,6 @@ class DefaultDataCollator:
 
 
 def get_default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
-    """Return a collator that pads if the processing class can pad, else `default_data_collator`."""
     if processing_class is not None and is_a(processing_class, "padding class"):
         return importlib.import_module("transformers.data.data_collator").DataCollatorWithPadding(processing_class)
     return default_data_collator
@@ -140,10 +139,8 @@ class RemoveColumnsCollator:
     """Collator that drops the columns which the model's forward does not accept, and calls another collator.
 
     Parameters:
-        data_collator: collator of the remaining columns.
-        signature_columns: names to keep.
+        signature_columns: columns to keep.
         logger: logger of a single message with the dropped columns.
-        model_name, description: names for that message.
     """
 
     def __init__(
@@ -161,11 +158,10 @@ class RemoveColumnsCollator:
         self.dropped: dict[str, None] = {}
 
     def __call__(self, features: Sequence[Any]) -> Any:
-        """Drop the columns and collate."""
         columns, rows = frozenset(self.signature_columns), []
         for feature in features:
             if isinstance(feature, dict) and feature.keys() <= columns:
-                # A copy, since collators pop entries. Inline, since a call for each sample would be slow.
+                # A copy, since collators pop entries; inline for speed.
                 rows.append(dict(feature))
             else:
                 rows.append(self._remove_columns(feature, columns))
@@ -179,7 +175,6 @@ class RemoveColumnsCollator:
         return {name: value for name, value in feature.items() if name in columns}
 
     def record_extra_columns(self, feature: Any) -> None:
-        """Record the extra columns of a sample, and log the first extra columns."""
         if not isinstance(feature, dict):
             return
         extra = [name for name in feature if name not in self.signature_columns]
@@ -190,7 +185,6 @@ class RemoveColumnsCollator:
 
 
 def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:
-    """Return a message that names dropped columns and how to keep them."""
     location = f" of the {description} set" if description else ""
     return (
         f"Columns{location} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "

@@ -15,7 +15,7 @@ from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
-# Python's messages for missing names, also within the traceback text of a worker's error.
+# Python's messages for missing names, also within a worker's traceback.
 MISSING_KEY = re.compile(r"^KeyError: ['\"](.+)['\"]$", re.MULTILINE)
 MISSING_ARGUMENTS = re.compile(r"missing \d+ required [\w-]+ arguments?: (.+)")
 # Columns that tokenizers and `map` add.
@@ -27,13 +27,11 @@ MISSING_ATTRIBUTE = re.compile(r"has no attribute '(\w+)'")
 
 
 class DroppedColumns(NamedTuple):
-    """Columns of a dataset that `remove_unused_columns` dropped.
+    """Columns that `remove_unused_columns` dropped.
 
     Parameters:
         names: the columns; a collator may add names later.
-        description: name of the dataset, such as "Training".
-        model_name: class of the model.
-        accepted: names that were kept: arguments of forward and label names.
+        accepted: arguments of forward and label names.
     """
 
     names: Collection[str]
@@ -43,13 +41,11 @@ class DroppedColumns(NamedTuple):
 
 
 def find_accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
-    """Return the column names to keep: arguments of the unwrapped model's forward, and label names."""
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
 def make_unnamed_batch_error(batch: Any, model: Any, override: str = "compute_loss") -> TypeError:
-    """Return the error for a batch that is no mapping."""
     kind = "None" if batch is None else kind_of(batch)
     return TypeError(
         f"The batch is {kind}, and {type(model).__name__} is called with its entries as keywords: let "
@@ -58,7 +54,7 @@ def make_unnamed_batch_error(batch: Any, model: Any, override: str = "compute_lo
 
 
 def read_first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
-    """Return the first sample of a Trainer's data, with dropped columns; empty if it cannot be read."""
+    """Return a sample with the columns that are dropped later; empty if it cannot be read."""
     data: list[Any] = [getattr(source, name, None) for name in ("train_dataset", "eval_dataset")]
     for dataset in reversed(data) if evaluates else data:
         with suppress(Exception):
@@ -67,7 +63,6 @@ def read_first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
 
 
 def suggest_renaming(argument: str, sample: Mapping[str, Any], model: Any) -> str | None:
-    """Return advice to rename a column to an argument of forward; None if no column is left over."""
     # A forward without signature must not replace the error that is being explained.
     with suppress(AttributeError, TypeError, ValueError):
         accepted = find_accepted_columns(model, [])
@@ -82,7 +77,6 @@ def suggest_renaming(argument: str, sample: Mapping[str, Any], model: Any) -> st
 
 
 def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
-    """Return a `datasets.Dataset` without columns that forward does not accept; raise a ValueError if none is left."""
     dropped = [name for name in dataset.column_names if name not in accepted]
     if dropped and len(dropped) == len(dataset.column_names):
         location = f" of the {description.lower()} set" if description else ""
@@ -99,7 +93,7 @@ def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, descr
 
 @contextmanager
 def explain_dropped_columns(source: Any) -> Iterator[None]:
-    """Add notes to errors of the block that miss a column which a Trainer has dropped."""
+    """Add notes about dropped columns to errors of the block."""
     try:
         yield
     except Exception as error:
@@ -111,7 +105,6 @@ def explain_dropped_columns(source: Any) -> Iterator[None]:
 def explain_missing_columns(
     error: BaseException, dropped_columns: Iterable[DroppedColumns], loaders: Iterable[Any], model: Any
 ) -> None:
-    """Add a note to an error that misses a column which datasets or the collators of loaders have dropped."""
     missing = _find_missing_names(error)
     if not missing:
         return

@@ -18,7 +18,7 @@ from littrainer.runtime.nested_values import map_nested
 
 
 def find_batch_size(batch: Any) -> int | None:
-    """Return the length of the first dimension of the first tensor in a nested batch; None without tensors."""
+    """Return the rows of the first tensor in a nested batch."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() > 0 else None
     if hasattr(batch, "shape"):
@@ -28,8 +28,6 @@ def find_batch_size(batch: Any) -> int | None:
 
 
 def cut_rows(batch: Any, rows: slice) -> Any:
-    """Return a nested batch with copies of some rows of its tensors and arrays."""
-
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim():
             # Pickling a view would send the storage of the whole batch.
@@ -40,11 +38,7 @@ def cut_rows(batch: Any, rows: slice) -> Any:
 
 
 def join_rows(batches: list[Any]) -> Any:
-    """Return a batch with the rows of all batches, in the structure of the first.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: the structures or the row lengths differ.
-    """
+    """Return a batch with the rows of all batches, in the structure of the first."""
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -61,19 +55,19 @@ def join_rows(batches: list[Any]) -> Any:
 
 
 def convert_to_plain_containers(batch: Any) -> Any:
-    """Return a nested batch as dicts and lists, which any checkpoint can store."""
+    """Return dicts and lists, which any checkpoint can store."""
     if isinstance(batch, Mapping):
         return {name: convert_to_plain_containers(value) for name, value in batch.items()}
     return [convert_to_plain_containers(value) for value in batch] if isinstance(batch, (list, tuple)) else batch
 
 
-# Placeholders for a global batch in processes that do not read, and for the end of the data.
+# Global batch in processes that do not read, and end of the data.
 UNREAD_BATCH = object()
 NO_BATCH = object()
 
 
 class _ScatteredPart(NamedTuple):
-    """Message to a process: its part of a global batch, or the reader's error."""
+    """Part of a global batch for a process, or the reader's error."""
 
     batch: Any
     # Samples in the global batch, without padding.
@@ -96,7 +90,7 @@ class Dispatch:
         self.drop_last = drop_last
         self._cut = cut
         self._shard_by_rank: list[int] = []
-        # First rows of the batches in the first global batch, with which a resumed epoch pads its last global batch.
+        # First rows of the first global batch, which pad the last global batch of a resumed epoch.
         self.first_rows: list[Any] | None = None
         self._is_resumed = False
         self._error: Exception | None = None
@@ -111,7 +105,6 @@ class Dispatch:
         return complete + (remainder > 0 and not self.drop_last)
 
     def resume(self, first_rows: list[Any] | None) -> None:
-        """Set the `first_rows` of the next epoch, which is resumed."""
         self.first_rows = first_rows
         self._is_resumed = True
 
@@ -125,7 +118,6 @@ class Dispatch:
             next(islice(skipped, number, number), None)
 
     def global_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return the global batches of an epoch: lists of batches if this process reads, else placeholders."""
         self._error = None
         return self._form_global_batches(batches) if self.reads else repeat(UNREAD_BATCH)
 
@@ -139,11 +131,7 @@ class Dispatch:
             self._error = error
 
     def begin(self, first: Any) -> Any:
-        """Return the first global batch, or `NO_BATCH` in all processes if there is none.
-
-        Raises:
-            FailedElsewhere: reading failed in the first process.
-        """
+        """Return the first global batch, or `NO_BATCH` in all processes if there is none."""
         self.last_global_batch_size = -1
         if not self._is_resumed:
             self.first_rows = None
@@ -156,12 +144,8 @@ class Dispatch:
     def scatter(self, current: Any, following: Any) -> tuple[Any, Any]:
         """Return this process's part of a global batch, and the next global batch.
 
-        Parameters:
-            following: the next global batch; `NO_BATCH` at the end, if this process reads.
-
         Raises:
             FailedElsewhere: reading failed in the first process.
-            ValueError: the batches cannot be joined.
         """
         parts = None
         if self.reads and self._error is None:

@@ -1,7 +1,6 @@
 """Fingerprints of datasets and models: class, size, and a hash of the content.
 
-No row is read, since `__getitem__` may draw random numbers, download or decode. The content of an object is that of
-its attributes, lists, arrays, tensors and Arrow tables; large content is sampled.
+No row is read, since `__getitem__` may draw random numbers, download or decode. Large content is sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from littrainer.runtime.lazy_isinstance import is_a
 # Evenly spaced rows of a table, items of a container, and numbers of a tensor or array.
 MAX_ITEMS = 1000
 MAX_NUMBERS = 65_536
-# Objects at each depth, and all their items, numbers and characters, so that a run starts without delay.
+# Objects at each depth, and all their items, numbers and characters; limits the delay of a start.
 MAX_OBJECTS = 50_000
 MAX_SIZE_PER_DEPTH = 4_000_000
 MAX_DEPTH = 8
@@ -35,21 +34,19 @@ ATTRIBUTES = (*PLAIN, str, bytes)
 
 
 def fingerprint_dataset(dataset: Any) -> dict[str, Any]:
-    """Return a dataset's class, length, and fingerprints of content and attributes; for a stream the class only."""
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
     rows, content, attributes = (None,) * 3 if is_stream else (get_length(dataset), *compute_fingerprints(dataset))
     return {"class": type(dataset).__name__, "rows": rows, "fingerprint": content, "attributes": attributes}
 
 
 def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
-    """Return a model's class, number of parameters, and a fingerprint of sampled weights."""
     parameters = dict(model.named_parameters())
     count = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
     return {"class": type(model).__name__, "parameters": count, "fingerprint": compute_fingerprints(parameters)[0]}
 
 
 def compute_fingerprints(value: Any) -> tuple[str, str]:
-    """Return hashes, of twelve letters each, of an object's content and of its short plain attributes."""
+    """Return hashes of an object's content and of its short plain attributes."""
     digests = [hashlib.blake2b(digest_size=6) for _ in range(2)]
     objects = [value]
     for _ in range(MAX_DEPTH):
@@ -63,7 +60,6 @@ def compute_fingerprints(value: Any) -> tuple[str, str]:
 
 
 def _extract_content(objects: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the hashable content of objects, their plain attributes, and the nested objects."""
     attributes: list[Any] = []
     content: list[Any] = []
     inner: list[Any] = []

@@ -1,7 +1,6 @@
 """Batch limits of a Trainer, by the keywords of `lightning.Trainer` in `lightning`.
 
-The limits are applied here instead of passed to `lightning.Trainer`, since a Trainer computes the number of optimizer
-steps beforehand.
+Lightning does not apply them, since a Trainer computes the number of optimizer steps beforehand.
 """
 
 from __future__ import annotations
@@ -37,14 +36,11 @@ LIMIT_KEYWORDS = (*(name for names in LIMITS.values() for name in names), OVERFI
 
 
 class KeywordSource(Protocol):
-    """Object with keywords for `lightning.Trainer`, such as a Trainer."""
-
     args: TrainingArguments
     lightning_keywords: dict[str, Any]
 
 
 def get_lightning_keywords(source: KeywordSource) -> dict[str, Any]:
-    """Return the user's keywords for `lightning.Trainer`, from the arguments and the Trainer."""
     in_arguments: Any = source.args.lightning
     return {**(in_arguments or {}), **source.lightning_keywords}
 
@@ -55,12 +51,10 @@ def check_limits(source: KeywordSource) -> None:
 
 
 def is_overfit_run(source: KeywordSource) -> bool:
-    """Return whether each epoch trains on the same few batches."""
     return bool(get_lightning_keywords(source).get(OVERFIT))
 
 
 def count_development_batches(source: KeywordSource) -> int:
-    """Return the batches of a `fast_dev_run`, or 0; raise a ValueError if it is no number."""
     value = get_lightning_keywords(source).get(DEVELOPMENT_RUN) or 0
     if not isinstance(value, int) or value < 0:
         raise ValueError(
@@ -70,11 +64,7 @@ def count_development_batches(source: KeywordSource) -> int:
 
 
 def get_batch_limit(source: KeywordSource, purpose: str, loader: Any) -> int | None:
-    """Return the maximum of batches to read from a loader for a purpose of `LIMITS`; None if there is no limit.
-
-    Raises:
-        ValueError: the limit is a fraction of a loader without length, or less than a batch.
-    """
+    """Return the maximum of batches for a purpose of `LIMITS`; None if there is no limit."""
     limits = _get_limits(source, purpose)
     if not limits:
         return None
@@ -84,7 +74,7 @@ def get_batch_limit(source: KeywordSource, purpose: str, loader: Any) -> int | N
 
 
 def limit_batches(batches: Any, number: int | None) -> Iterator[Any]:
-    """Yield the first batches of a loader, and close its iterator; `number=None` yields all."""
+    """Yield the first batches of a loader, and close its iterator."""
     iterator = iter(batches)
     try:
         yield from islice(iterator, number)
@@ -95,7 +85,7 @@ def limit_batches(batches: Any, number: int | None) -> Iterator[Any]:
 
 
 def check_order_is_fixed(loader: Any) -> None:
-    """Raise a ValueError if, under `overfit_batches`, the script's training loader shuffles each epoch."""
+    """Raise a ValueError if the script's training loader shuffles each epoch."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
     sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 
 def move_batch(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """Return a nested batch on a device; with `non_blocking` copies from pinned memory are asynchronous."""
     if callable(getattr(value, "to", None)):
         try:
             return value.to(device, non_blocking=non_blocking)
@@ -50,12 +49,11 @@ def is_pinned(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_pinned()
 
 
-# Stack of loaders being iterated (training loader excluded), innermost last.
+# Loaders being iterated (training loader excluded), innermost last.
 _active_loaders: list[Any] = []
 
 
 def current_loader() -> Any:
-    """Return the innermost loader being iterated (training loader excluded), or None."""
     return _active_loaders[-1] if _active_loaders else None
 
 
@@ -72,22 +70,20 @@ class PrefetchLoader(DataLoader):
     # Number of shards; each process reads every n-th batch, or with `splits_batches` its part of each batch.
     processes = 1
     splits_batches = False
-    # Set if the first process reads for all.
     dispatch: Dispatch | None = None
     # Generator whose state rank 0 broadcasts at epoch start.
     synchronized_generator: torch.Generator | None = None
-    # Set if the processes compare at each batch whether their streams have ended.
     stream_end_sync: StreamEndSync | None = None
-    # Mode of sharding, which a resume compares; None in one process.
+    # Mode of sharding, which a resume compares.
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
     # Rows skipped by a resume with another batch size.
     rows_skipped = 0
-    # Accelerator to which batches are moved; None leaves batches on the host.
+    # None leaves batches on the host.
     destination: torch.device | None = None
     blocking_copies = True
-    # Check batches for memory that the collator has pinned, and may reuse; and the last result.
+    # Check for memory that the collator has pinned, and may reuse; and the last result.
     _should_check_pinned = _is_collators_memory = False
     # Profiler hook; `id` is a no-op that costs no Python call.
     enter_section: Callable[[str], Any] = id
@@ -104,12 +100,7 @@ class PrefetchLoader(DataLoader):
         set_epoch_on(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
     def set_destination(self, device: torch.device, settings: Any) -> None:
-        """Move batches to a device other than the CPU.
-
-        Parameters:
-            settings: the accelerator's; without `non_blocking`, only copies of memory that this loader has pinned on
-                CUDA are asynchronous.
-        """
+        """Move batches to a device; without `non_blocking`, only copies of pinned memory are asynchronous."""
         self.destination = None if device.type == "cpu" else device
         has_pinned, non_blocking = self.pin_memory and device.type == "cuda", getattr(settings, "non_blocking", False)
         self.blocking_copies = not (has_pinned or non_blocking)
@@ -128,7 +119,6 @@ class PrefetchLoader(DataLoader):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples in the full dataset."""
         return len(get_full_dataset(self))
 
     def __len__(self) -> int:
@@ -217,7 +207,7 @@ class PrefetchLoader(DataLoader):
         if self.dispatch is None or self.dispatch.reads:
             return iterate_batches(self, self._make_torch_iterator)
         if not self.num_workers:
-            # Draw the iterator's seed here too, which keeps the generators of all processes in the same state.
+            # Draw the iterator's seed here too, so that the generators of all processes agree.
             super().__iter__()
         elif not (self.persistent_workers and self._has_drawn_seed):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
@@ -239,7 +229,6 @@ class PrefetchLoader(DataLoader):
 
 
 def warn_about_ignored_batching(args: TrainingArguments, loader: Any) -> None:
-    """Warn of batching arguments that the script's own loader ignores."""
     for name in ("max_tokens_per_batch", "pack_to_length"):
         if getattr(args, name) is not None and not isinstance(loader, PrefetchLoader):
             kind = type(loader).__name__
@@ -260,7 +249,6 @@ def build_loader(
 
     Parameters:
         sampler: sampler or batch sampler; None for the dataset's order.
-        is_training: seed the workers.
         settings: `accelerator_config` of the arguments by default.
     """
     keywords: dict[str, Any] = {
@@ -291,7 +279,6 @@ def build_loader(
     return loader
 
 
-# DataLoader attributes other than dataset and samplers.
 LOADER_SETTINGS = (
     "num_workers",
     "collate_fn",
@@ -312,10 +299,6 @@ def prepare_loader(
     """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate does.
 
     A PrefetchLoader is returned unchanged, and without sharding a loader of another class as well.
-
-    Parameters:
-        settings: `accelerator_config` of the arguments by default.
-        cut: as in `Dispatch`.
     """
     settings = args.accelerator_config if settings is None else settings
     shard, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)
@@ -345,7 +328,7 @@ def prepare_loader(
 
 
 def _get_batching(args: TrainingArguments, loader: DataLoader, settings: Any) -> dict[str, Any]:
-    """Return keywords for a DataLoader with the batches of a loader; a random order is seeded by epoch."""
+    """Return a loader's batching keywords; a random order is seeded by epoch."""
     batches: Any = loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -410,12 +393,11 @@ def _shard_batches(dataset: Any, keywords: dict[str, Any], shard: ShardSpec, set
 
 
 def get_full_dataset(loader: Any) -> Any:
-    """Return the unsharded dataset of a loader; None if it has no dataset."""
     dataset = getattr(loader, "dataset", None)
     return dataset.dataset if isinstance(dataset, SharedStream) else dataset
 
 
 def count_examples(loader: Any, batch_size: int) -> int:
-    """Return the length of a loader's dataset, or an estimate from its number of batches."""
+    """Return the length of a loader's dataset, or an estimate."""
     dataset = get_full_dataset(loader)
     return len(dataset) if has_length(dataset) else len(loader) * batch_size

@@ -42,12 +42,7 @@ def pack_documents(
 
     Parameters:
         datasets: the dataset with all columns, and without unused columns.
-        sampler: sampler without packing.
-        collate: collator of a batch with one document.
-        attention: the model's attention implementation.
-
-    Raises:
-        ValueError: documents are too long, or batches are dispatched with flash attention.
+        collate: collator of a single document.
     """
     full_dataset, dataset = datasets
     size, is_stream = args.pack_to_length, isinstance(dataset, IterableDataset)
@@ -81,7 +76,6 @@ def pack_best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
 
     Parameters:
         lengths: tokens of the documents in descending order, at most `size`.
-        size: tokens of a row.
     """
     rows: list[list[int]] = []
     # Rows by free space; bit n of `spaces` is set if any row has n tokens free.
@@ -104,12 +98,7 @@ def pack_best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 class PackedDocuments(Dataset[list[Any]]):
-    """Rows of documents of a map-style dataset.
-
-    Parameters:
-        documents: dataset indices.
-        rows: number of rows.
-    """
+    """Rows of documents of a map-style dataset."""
 
     def __init__(self, dataset: Any, documents: np.ndarray, rows: int):
         self.dataset, self.documents, self.rows = dataset, documents, rows
@@ -127,7 +116,7 @@ class PackedDocuments(Dataset[list[Any]]):
 class PackedStream(IterableDataset[list[Any]]):
     """Rows of documents of a stream, with up to `size` tokens each.
 
-    Documents for 64 rows are prefetched and packed together. The rows have a `state_dict` if the stream has one.
+    Documents for 64 rows are prefetched and packed together.
     """
 
     def __init__(self, dataset: Any, size: int):
@@ -192,12 +181,12 @@ class PackedCollator:
     """Collator of rows of documents.
 
     Parameters:
-        collate: collator of a batch with one document; its tokens are the labels if it has none.
+        collate: collator of a single document; its tokens are the labels if it has none.
         flattens: join all rows without padding, for flash attention.
         fills: pad rows to `size`; else to the longest row.
 
     The label of each document's first token is -100, since the previous token belongs to another document. Position
-    ids count from 0 in each document, and are 0 for padding.
+    ids restart in each document, and are 0 for padding.
     """
 
     def __init__(
@@ -261,6 +250,5 @@ class PackedCollator:
 
 
 def count_document_tokens(position_ids: torch.Tensor) -> torch.Tensor:
-    """Return the number of tokens in packed rows, without padding."""
     begins = (position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1)
     return (position_ids > 0).sum() + begins.sum()

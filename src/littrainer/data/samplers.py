@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Batches that are sorted by length together; fewer if the data would give less than `MIN_SORTED_GROUPS`.
+# Batches sorted by length together; fewer if the data would give less than `MIN_SORTED_GROUPS`.
 MAX_BATCHES_PER_SORTED_GROUP = 50
 MIN_SORTED_GROUPS = 4
 
@@ -77,11 +77,8 @@ def get_length_grouped_indices(
     The longest sample is first, so that memory runs out in the first step if at all.
 
     Parameters:
-        lengths: tokens of each sample.
-        batch_size: samples of a batch.
         mega_batch_mult: batches of a group that is sorted by length; by default 50, or fewer so that a small dataset
             has four groups.
-        generator: generator of the order; torch's global generator by default.
     """
     if mega_batch_mult is None:
         mega_batch_mult = max(1, min(MAX_BATCHES_PER_SORTED_GROUP, len(lengths) // (batch_size * MIN_SORTED_GROUPS)))
@@ -104,12 +101,7 @@ class LengthGroupedSampler(Sampler[int]):
     Parameters:
         batch_size: samples of a batch, or of all micro-batches of an optimizer step.
         dataset: dataset to measure if `lengths` is None.
-        lengths: tokens of each sample.
         model_input_name: key of the samples to measure; `"input_ids"` by default.
-        generator: generator of the order; torch's global generator by default.
-
-    Raises:
-        ValueError: neither dataset nor lengths is given, or the dataset cannot be measured.
     """
 
     def __init__(
@@ -140,22 +132,14 @@ MASK = "attention_mask"
 
 
 def get_sample_length(sample: Any, name: str, without_padding: bool) -> int:
-    """Return the length of a sample's entry; without padding, the sum of the attention mask."""
+    """Return the length of an entry; without padding, the sum of the attention mask."""
     return int(np.sum(sample[MASK])) if without_padding and MASK in sample else len(sample[name])
 
 
 def compute_sample_lengths(
     dataset: Any, model_input_name: str | None = None, without_padding: bool = False
 ) -> list[int]:
-    """Return the length of each sample's main input, without decoding a `datasets.Dataset` if possible.
-
-    Parameters:
-        model_input_name: key to measure; `"input_ids"` by default.
-        without_padding: use the samples' attention masks, if they have any.
-
-    Raises:
-        ValueError: samples are no mappings, or have no such key.
-    """
+    """Return the length of each sample's main input, without decoding a `datasets.Dataset` if possible."""
     name = "input_ids" if model_input_name is None else model_input_name
     is_masked = without_padding and MASK in getattr(dataset, "column_names", ())
     in_table = _get_table_lengths(dataset, MASK if is_masked else name)
@@ -210,9 +194,6 @@ def measure_lengths(args: TrainingArguments, dataset: Any, processing_class: Any
 
     Parameters:
         argument: argument that needs the lengths; `pack_to_length` excludes padding.
-
-    Raises:
-        ValueError: the samples have no length, or `lengths` has another length than the dataset.
     """
     names = args.length_column_name, _get_main_input_name(processing_class), argument == "pack_to_length"
     # Unhashable datasets, such as lists, are not cached.
@@ -239,7 +220,6 @@ def measure_lengths(args: TrainingArguments, dataset: Any, processing_class: Any
 
 
 def list_lengths(lengths: Any) -> list[int]:
-    """Return the lengths of a column, tensor or array as a list, which is sorted faster."""
     # Read at once, since a `datasets` column decodes each value separately.
     lengths = lengths[:]
     return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
@@ -249,11 +229,6 @@ LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance")
 
 
 def make_train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
-    """Return the sampler of a map-style training dataset for `train_sampling_strategy` or `sortish_sampler`.
-
-    Raises:
-        ValueError: the strategy needs lengths, and the samples have none.
-    """
     strategy, samples_per_step = _get_strategy(args), args.train_batch_size * args.gradient_accumulation_steps
     if strategy == "group_by_length":
         return _group_by_length(args, dataset, processing_class, samples_per_step)
@@ -287,7 +262,7 @@ def _get_strategy(args: TrainingArguments) -> str:
 
 
 def make_evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int] | None:
-    """Return the sampler of an evaluation dataset: sequential (None with several processes), or grouped by length."""
+    """Return a sequential sampler (None with several processes), or a sampler grouped by length."""
     if args.train_sampling_strategy != "group_by_length":
         return SequentialSampler(dataset) if args.world_size <= 1 else None
     seed = args.seed if args.data_seed is None else args.data_seed
@@ -304,7 +279,6 @@ def _group_by_length(
 
 
 def warn_about_stream_order(args: TrainingArguments) -> None:
-    """Warn that a length-based strategy has no effect on a stream."""
     if _get_strategy(args) in LENGTH_STRATEGIES:
         logger.warning(
             "train_sampling_strategy=%r has no effect: the training data is a stream or has no length, and is read "
@@ -314,7 +288,6 @@ def warn_about_stream_order(args: TrainingArguments) -> None:
 
 
 def warn_about_dropped_lengths(args: TrainingArguments, before: Any, after: Any) -> None:
-    """Warn if a `datasets.Dataset` has lost its length column with the unused columns."""
     name = args.length_column_name
     if _get_strategy(args) in LENGTH_STRATEGIES and name in before.column_names and name not in after.column_names:
         warnings.warn(

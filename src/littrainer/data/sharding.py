@@ -44,7 +44,6 @@ class ShardSpec:
         return batch_size // self.count if self.split_batches else batch_size
 
     def check_divides(self, batch_size: int | None) -> None:
-        """Raise a ValueError if `split_batches` cannot split batches of this size equally."""
         if self.split_batches and (batch_size is None or batch_size % self.count):
             size = "a batch size that is not known" if batch_size is None else f"a batch size of {batch_size}"
             raise ValueError(
@@ -54,7 +53,7 @@ class ShardSpec:
 
 
 def find_shard(args: TrainingArguments, settings: Any) -> ShardSpec | None:
-    """Return this process's shard by the `split_batches` and `even_batches` of settings; None if it reads all data."""
+    """Return this process's shard; None if the process reads all data."""
     count = data_parallel_size(args)
     if count == 1:
         return None
@@ -67,7 +66,6 @@ def find_shard(args: TrainingArguments, settings: Any) -> ShardSpec | None:
 
 
 def get_length(sized: Any) -> int | None:
-    """Return the `len()` of an object, or None."""
     try:
         return len(sized)
     except (TypeError, AttributeError, NotImplementedError):
@@ -81,14 +79,11 @@ def set_epoch_on(epoch: int, *candidates: Any) -> None:
 
 
 class SharedBatches(Sampler[list[int]]):
-    """Batch sampler of one process's shard.
+    """Batch sampler of this process's shard.
 
     Parameters:
         batch_sampler: batches of all processes, in equal order. Without a `batch_size` the last global batch is padded
             with complete batches.
-
-    Raises:
-        ValueError: `split_batches` cannot split the batches equally.
     """
 
     def __init__(self, batch_sampler: Any, shard: ShardSpec):
@@ -158,9 +153,6 @@ class SharedStream(IterableDataset[Any]):
 
     Parameters:
         drop_last: drop an incomplete last global batch; else pad it.
-
-    Raises:
-        ValueError: `split_batches` cannot split the batches equally.
     """
 
     def __init__(self, dataset: Any, batch_size: int, shard: ShardSpec, drop_last: bool = False):
@@ -170,7 +162,7 @@ class SharedStream(IterableDataset[Any]):
         self.shard = shard
         self.drop_last = drop_last
         self.epoch = 0
-        # Samples of the last global batch without padding; None until this process has read the stream to its end.
+        # Samples of the last global batch without padding; None until the stream has ended.
         self.last_global_batch_size: int | None = None
 
     @property
@@ -216,7 +208,7 @@ class SharedStream(IterableDataset[Any]):
 
 
 def iterate_chunks(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:
-    """Yield elements in lists of a size, without prefetch; the last list may be shorter."""
+    """Yield lists of elements, without prefetch; the last list may be shorter."""
     iterator = iter(elements)
     while chunk := list(islice(iterator, size)):
         yield chunk

@@ -20,12 +20,11 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """Refuse loaders of different lengths; a collective call.
 
     Parameters:
-        what: name of the data for the error, such as "training data".
         call: text of an evaluation, such as "evaluation with metric_key_prefix='eval'". With it, the call and the
             number of samples must be equal in all processes.
 
     Raises:
-        UnequalData: the numbers of batches or the calls differ; the error names the ranks.
+        UnequalData: the numbers of batches or the calls differ.
     """
     if not is_distributed():
         return
@@ -61,25 +60,20 @@ def _join_by_rank(values: Sequence[Any]) -> str:
 
 
 class StreamEndSync:
-    """Synchronization of streams of unknown length, one in each process, which end with the shortest."""
+    """Synchronization of streams of unknown length in all processes, which end with the shortest."""
 
     def __init__(self) -> None:
         self._batches = 0
         self._has_warned = False
 
     def begin(self) -> None:
-        """Begin to count the batches of an epoch."""
         self._batches = 0
 
     def any_rank_exhausted(self, has_ended: bool, is_training: bool) -> bool:
         """Return whether the stream of any rank has ended; a collective call for each batch.
 
-        Parameters:
-            has_ended: whether this process's stream has ended.
-            is_training: warn if only some streams have ended; an evaluation would miss samples.
-
         Raises:
-            UnequalData: only some streams of an evaluation have ended.
+            UnequalData: only some streams of an evaluation have ended, which would miss samples.
         """
         if not any_rank(has_ended):
             self._batches += 1

@@ -42,7 +42,6 @@ class LengthGroups(Sampler[list[int]]):
         return self.sort_by_width(np.arange(len(self.widths)))
 
     def sort_by_width(self, order: np.ndarray) -> np.ndarray:
-        """Return samples sorted stably by descending width."""
         return np.asarray(order[np.argsort(-self.widths[order], kind="stable")])
 
     def __len__(self) -> int:
@@ -62,7 +61,6 @@ class ShuffledGroups(EpochSeededSampler):
 
     @property
     def sampler(self) -> ShuffledGroups:
-        """Sampler of this batch sampler, which is the object itself."""
         return self
 
     def __len__(self) -> int:
@@ -78,11 +76,7 @@ class ShuffledGroups(EpochSeededSampler):
 
 
 def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, argument: str) -> Any:
-    """Return groups in random order for a random sampler, or in fixed order for a sequential sampler.
-
-    Raises:
-        ValueError: the sampler is of another kind; the error names the argument.
-    """
+    """Return groups in random order for a random sampler, or in fixed order for a sequential sampler."""
     is_random = type(sampler) is RandomSampler and not sampler.replacement
     if is_random and sampler.num_samples == len(sampler.data_source):
         return ShuffledGroups(groups, args.data_seed)
@@ -97,15 +91,7 @@ def follow_sampler(args: TrainingArguments, groups: LengthGroups, sampler: Any, 
 def make_token_batch_sampler(
     args: TrainingArguments, dataset: Any, sampler: Any, processing_class: Any, collator: Any, is_training: bool
 ) -> Any:
-    """Return the batch sampler of `max_tokens_per_batch`; None for an evaluation stream, which has fixed batches.
-
-    Parameters:
-        sampler: sampler without `max_tokens_per_batch`.
-        collator: collator that pads to the longest sample, and to its `pad_to_multiple_of`.
-
-    Raises:
-        ValueError: the training data has no length, or a sample is longer than the limit.
-    """
+    """Return the batch sampler of `max_tokens_per_batch`; None for an evaluation stream, which has fixed batches."""
     limit = args.max_tokens_per_batch
     assert limit is not None
     if isinstance(dataset, IterableDataset) or get_length(dataset) is None:
@@ -132,7 +118,6 @@ def make_token_batch_sampler(
 
 
 def collate_up_to(limit: int, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
-    """Collate samples; raise a ValueError if the padded batch has more tokens than the limit."""
     batch = collate(samples)
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if isinstance(ids, torch.Tensor) and ids.numel() > limit:
@@ -157,7 +142,7 @@ def form_groups(widths: np.ndarray, limit: int, parts: int = 1) -> list[np.ndarr
 
     Parameters:
         widths: tokens of the samples in descending order.
-        parts: number of processes, which divides the number of groups unless each group has one sample.
+        parts: number of processes, which divides the number of groups unless each group has a single sample.
     """
     groups, start = [], 0
     while start < len(widths):

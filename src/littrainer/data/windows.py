@@ -24,13 +24,9 @@ class MicroBatch:
     """Micro-batch with its position in the window of an optimizer step.
 
     Parameters:
-        inputs: result of the collator.
-        opens_window: the micro-batch is the first of its optimizer step.
         closes_window: the optimizer steps after this micro-batch.
         window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
-        epoch_fraction: completed fraction of the epoch.
-        position: index in the window.
     """
 
     inputs: Any
@@ -43,7 +39,7 @@ class MicroBatch:
 
     @property
     def is_last_drawn(self) -> bool:
-        """True for the window's last drawn micro-batch, also if the data ends before the window is full."""
+        """True for the window's last drawn micro-batch, even if the window is not full."""
         return self.position + 1 == self.window_size
 
 
@@ -99,16 +95,13 @@ class WindowLoader:
         self._is_exhausted = self.progress.is_exhausted = False
 
     def find_rows(self, epoch: int, micro_batch: int) -> list[int] | None:
-        """Return the dataset indices of a micro-batch's rows; None if unknown."""
         return self.progress.find_batch_rows(epoch, micro_batch)
 
     def count_optimizer_step(self) -> None:
-        """Record that the optimizer has stepped with all micro-batches read so far."""
         self.micro_batches_done = self.micro_batches_read
 
     @property
     def is_epoch_complete(self) -> bool:
-        """True once the optimizer has stepped with the last micro-batch of the epoch."""
         is_at_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.is_length_of_training
         # A prefetching loader detects the end of a stream with its last batch.
         is_at_end = self.progress.is_exhausted and self.micro_batches_done == self._micro_batches_drawn
@@ -133,12 +126,12 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # Windows are counted from `offset` regardless of how many micro-batches `draw_window` returns: from the epoch's
-        # beginning, or from the position at which the layout changed.
+        # Windows are counted, regardless of how many micro-batches `draw_window` returns, from the epoch's beginning or
+        # from the position at which the layout changed.
         offset, fraction, epoch_length = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             offset, length = change.window, epoch_length
-            # Epoch fraction of a micro-batch: the rows trained before may not fill micro-batches of the new size.
+            # Rows trained before may not fill micro-batches of the new size.
             fraction = (1 - change.share) / max(length - change.batches, 1) if change.rows else 0.0
         resumed_at = count
         done_in_window = (count - offset) % accumulation
@@ -177,7 +170,7 @@ def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Ten
     """Return the number of a window's labels other than -100; None if there are no countable labels.
 
     Parameters:
-        labels_are_shifted: the loss predicts the next token, so the first label of a row is no target.
+        labels_are_shifted: the first label of a row is no target.
     """
     try:
         return sum(_get_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)

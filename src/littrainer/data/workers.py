@@ -21,7 +21,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from littrainer.runtime.interruptions import UpdateGuard
 
-# Attribute of a reading error that describes the samples, in half a sentence.
+# Attribute of an error that describes the samples.
 READING, READING_A_BATCH = "_littrainer_reading", "while data was read for a batch"
 # Samples or batch entries in a message.
 MAX_NAMED = 16
@@ -31,7 +31,7 @@ _workers: WeakKeyDictionary[BaseProcess, bool] = WeakKeyDictionary()
 
 
 def set_handled_signals(signals: Sequence[signal.Signals]) -> Sequence[signal.Signals]:
-    """Set the signals that this process handles and new workers ignore; return the previous signals."""
+    """Set the signals that new workers ignore; return the previous signals."""
     global _handled
     previous, _handled = _handled, signals
     return previous
@@ -127,7 +127,7 @@ def _add_reading_notes() -> Iterator[None]:
 
 
 class _NamingFetcher(_MapDatasetFetcher):
-    """Fetcher of torch for map-style datasets, whose errors name the samples."""
+    """Fetcher for map-style datasets, whose errors name the samples."""
 
     def fetch(self, samples: Any) -> Any:
         try:
@@ -175,7 +175,6 @@ def _starting_workers(loader: DataLoader) -> Iterator[None]:
 
 
 def list_loader_workers() -> list[BaseProcess]:
-    """Return the live worker processes of all loaders in this process."""
     return [child for child in multiprocessing.active_children() if child in _workers]
 
 
@@ -188,7 +187,7 @@ def shut_down_workers(loader: Any) -> None:
 
 @atexit.register
 def _kill_workers() -> None:
-    # Workers that ignore signals are killed: if hung in a library, they would block the exit.
+    # Workers that ignore signals would block the exit if hung in a library.
     for worker, ignores_signals in _workers.items():
         if ignores_signals:
             worker.kill()

@@ -39,7 +39,7 @@ class SampleLists:
         self.is_certain: bool | None = is_certain or None
 
     def mark(self, value: Any, rows: int | None) -> Any:
-        """Return the outputs of a batch of `rows` samples with `SampleList`s."""
+        """Return outputs with `SampleList`s."""
         has_found = False
 
         def has_samples(entries: Any) -> bool:
@@ -80,7 +80,7 @@ class BatchCollection:
         self._structure: Any = None
 
     def add(self, batch: Any) -> None:
-        """Add a batch's nested tensors, which must have the structure of earlier batches if joined."""
+        """Add nested tensors, which must have the structure of earlier batches if joined."""
         if self.join and not isinstance(batch, torch.Tensor):
             structures = [map_nested(_remove_rows, batch, is_sample_list)]
             self._structure = concat_nested(structures if self._structure is None else [self._structure, *structures])
@@ -110,7 +110,6 @@ class BatchCollection:
             _write(self._joined, batch)
 
     def arrays(self) -> Any:
-        """Return the collected batches as NumPy arrays; None without batches."""
         self.move_to_host()
         if not self.join:
             return self._separate or None
@@ -131,12 +130,7 @@ class HostRows:
         self._is_scalar = False
 
     def write(self, piece: torch.Tensor) -> None:
-        """Append the rows of a batch, from any device; a scalar counts as a row.
-
-        Raises:
-            ValueError: the rows differ from earlier rows in more than the second dimension.
-            MemoryError: the host runs out of memory.
-        """
+        """Append the rows of a batch, from any device; a scalar counts as a row."""
         self._is_scalar = self.rows == 0 and piece.dim() == 0
         piece = torch.atleast_1d(piece.detach())
         memory = self._reserve(piece)[self.rows : self.rows + len(piece)]
@@ -144,7 +138,7 @@ class HostRows:
         self.rows += len(piece)
 
     def array(self) -> np.ndarray:
-        """Return all rows as an array that shares this object's memory."""
+        """Return an array that shares this object's memory."""
         assert self._memory is not None
         rows = self._memory[: self.rows].numpy()
         return rows.reshape(()) if self._is_scalar else rows

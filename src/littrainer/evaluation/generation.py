@@ -28,7 +28,6 @@ DERIVED_FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
 
 
 def is_generation_requested(args: Any) -> bool:
-    """Return whether the arguments request generated predictions."""
     return bool(getattr(args, "predict_with_generate", False)) and not args.prediction_loss_only
 
 
@@ -37,9 +36,6 @@ def prepare(args: Any, model: nn.Module, generates: bool) -> None:
 
     Parameters:
         generates: `predict_with_generate` calls the model's `generate`.
-
-    Raises:
-        OSError, ValueError, TypeError: the generation config is invalid, or the model cannot generate.
     """
     source = getattr(args, "generation_config", None)
     if source is not None:
@@ -67,11 +63,6 @@ def load_config(source: Any) -> Any:
 
     Parameters:
         source: a generation config, a file, a folder with a generation_config.json, or a model id.
-
-    Raises:
-        OSError: the config cannot be read.
-        ValueError: its settings contradict each other.
-        TypeError: the source is of another type.
     """
     if isinstance(source, (str, os.PathLike)):
         name = f"generation_config={os.fspath(source)!r}"
@@ -110,7 +101,7 @@ def _read_config(source: str | os.PathLike[str], name: str) -> Any:
 
 
 def merge_generation_keywords(args: Any, call_keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords of `generate`: those of `evaluate` or `predict`, with the arguments' defaults for None."""
+    """Return the keywords of a call, with the arguments' defaults for None."""
     keywords = dict(call_keywords)
     length, beams = (getattr(args, name, None) for name in ("generation_max_length", "generation_num_beams"))
     if length is not None and keywords.get("max_length") is None and keywords.get("max_new_tokens") is None:
@@ -122,12 +113,11 @@ def merge_generation_keywords(args: Any, call_keywords: Mapping[str, Any]) -> di
 
 @functools.cache
 def log_unused_keywords(idle: str) -> None:
-    """Log once that keywords of `generate` have no effect."""
     logger.info("%s: without effect, since predict_with_generate is not set.", idle)
 
 
 def needs_synced_gpus(model: nn.Module, world_size: int) -> bool:
-    """Return whether `generate` needs `synced_gpus`: forward passes all-gather sharded parameters."""
+    """Return whether forward passes all-gather sharded parameters."""
     if world_size == 1:
         return False
     has_zero3 = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
@@ -140,7 +130,6 @@ def needs_synced_gpus(model: nn.Module, world_size: int) -> bool:
 def generate_tokens(
     model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int, processing_class: Any
 ) -> torch.Tensor:
-    """Return the token ids that a model generates from a batch with keywords of its `generate`."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", True):
         inputs = extract_prompts(inputs, lambda: find_padding_token(model, processing_class))
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in OPTIONAL_KEYWORDS}
@@ -154,7 +143,7 @@ def pad_tokens_and_labels(
     labels: torch.Tensor | None,
     pad: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return generated tokens and labels, each padded to the maximum length in the model's generation config."""
+    """Pad tokens and labels to the maximum length in the model's generation config."""
     lengths = _get_max_lengths(model.generation_config)
 
     def pad_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -165,7 +154,7 @@ def pad_tokens_and_labels(
 
 
 def drop_answer_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch without decoder inputs that were derived from the labels."""
+    """Drop decoder inputs that were derived from the labels."""
     labels, decoder_inputs = inputs.get("labels"), inputs.get("decoder_input_ids")
     dropped: tuple[str, ...] = ("labels",) if labels is None else ()
     if labels is not None and decoder_inputs is not None and labels.shape == decoder_inputs.shape:
@@ -177,9 +166,6 @@ def extract_prompts(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Ma
     """Return a batch of a decoder-only model cut before the labels and padded on the left.
 
     Rows whose labels are other tokens, or begin without -100, are not cut.
-
-    Parameters:
-        padding: function that returns the padding token id.
     """
     ids, labels = inputs.get("input_ids"), inputs.get("labels")
     if ids is None or labels is None or labels.shape != ids.shape:
@@ -205,7 +191,7 @@ def extract_prompts(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Ma
 
 
 def _get_max_lengths(config: Any) -> tuple[int, ...]:
-    """Return the lengths to pad to: `max_length`, and `max_new_tokens` with the first token."""
+    """Return `max_length`, and `max_new_tokens` with the first token."""
     # Otherwise `generate` derives the settings from the model's config for each batch.
     if config._from_model_config:
         config._from_model_config = False
@@ -215,14 +201,12 @@ def _get_max_lengths(config: Any) -> tuple[int, ...]:
 
 
 def pad_to_length(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
-    """Pad rows of token ids on the right."""
     rows = tokens.new_full((tokens.shape[0], length), padding)
     rows[:, : tokens.shape[-1]] = tokens
     return rows
 
 
 def find_padding_token(model: Any, processing_class: Any) -> int:
-    """Return the padding token id of the tokenizer, or else of the model."""
     if hasattr(processing_class, "pad_token_id"):
         ids = [processing_class.pad_token_id, getattr(processing_class, "eos_token_id", None)]
         setting = f"{type(processing_class).__name__}.pad_token_id"

@@ -51,7 +51,6 @@ class BatchOutputs(NamedTuple):
 
 
 def select_main_input(model: Any, include_for_metrics: Sequence[str], inputs: Any) -> Any:
-    """Return the model's main input of a batch, if `include_for_metrics` has "inputs"."""
     if "inputs" not in include_for_metrics:
         return None
     name = getattr(model, "main_input_name", "input_ids")
@@ -67,11 +66,8 @@ class CollectedOutputs:
     """Collected outputs of an evaluation, with metrics and mean loss.
 
     Parameters:
-        context: the Trainer, or another owner of metric functions.
-        rows: number of rows if known.
         streaming: None if `compute_metrics` is a function or absent.
         shifts_labels: the loss compares each label with the prediction at the previous position.
-        gather: function that concatenates rows of all processes.
     """
 
     # Dataset indices in the order of reading; None for the dataset's order.
@@ -100,7 +96,7 @@ class CollectedOutputs:
         self.batches_done = 0
 
     def get_batch_weight(self, inputs: Any) -> Any:
-        """Return a batch's weight in the mean loss; call before a step, which may remove labels."""
+        """Return a weight for the mean loss; call before a step, which may remove labels."""
         return None if self.exact_loss is None else self.exact_loss.get_batch_weight(inputs)
 
     def make_outputs(
@@ -117,7 +113,6 @@ class CollectedOutputs:
 
         Parameters:
             samples: number of repetitions of the loss, which is the batch's weight in a mean over samples.
-            weight: the batch's weight in the exact mean loss.
         """
         if self.exact_loss is not None and loss is not None:
             self.exact_loss.add(loss, weight)
@@ -135,7 +130,6 @@ class CollectedOutputs:
                 collection.add(value)
 
     def move_to_host_if_due(self) -> None:
-        """Move collected outputs to the host every `eval_accumulation_steps` batches."""
         every = self.args.eval_accumulation_steps
         if every and self.batches_done % every == 0:
             for collection in self.collected:
@@ -160,11 +154,7 @@ class CollectedOutputs:
             self.streaming.update(outputs.make_prediction(self.args.include_for_metrics))
 
     def results(self, batch_metrics: Any = None) -> tuple[BatchOutputs, dict[str, Any], float | None]:
-        """Return all outputs, and the metrics and mean loss, which are equal in all processes.
-
-        Parameters:
-            batch_metrics: metrics of a function that was called with each batch.
-        """
+        """Return all outputs, and the metrics and mean loss, which are equal in all processes."""
         outputs = BatchOutputs(*(collection.arrays() for collection in self.collected))
         if self.order is not None:
             outputs = restore_dataset_order(outputs, self.order[: self.samples_read * data_parallel_size(self.args)])
@@ -190,11 +180,7 @@ def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> 
 
 
 def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:
-    """Return outputs that were read in `order` in the dataset's order.
-
-    Raises:
-        ValueError: an output does not have a row for each sample.
-    """
+    """Return outputs that were read in `order` in the dataset's order."""
 
     def sort_rows(rows: Any) -> Any:
         if np.ndim(rows) and len(rows) != len(order):
@@ -212,7 +198,6 @@ class EvaluationLoop(CollectedOutputs):
 
     Parameters:
         description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`.
-        ignore_keys: model outputs to exclude from the predictions.
         has_custom_step: the Trainer's class overrides `prediction_step`.
     """
 
@@ -249,7 +234,6 @@ class EvaluationLoop(CollectedOutputs):
         self._output: EvalLoopOutput | None = None
 
     def begin(self, model: Any) -> None:
-        """Set model and optimizer to evaluation mode, and check the data."""
         trainer, self.model = self.trainer, model
         if callable(getattr(trainer.model, "eval", None)):
             trainer.model.eval()
@@ -278,19 +262,17 @@ class EvaluationLoop(CollectedOutputs):
                 self.step(batch)
 
     def batches(self) -> Iterator[Any]:
-        """Yield the batches of the loader, whose iterator is created with the first batch."""
         is_ours = isinstance(self.dataloader, PrefetchLoader)
         batches = iter(self.dataloader) if is_ours else iterate_batches(self.dataloader)
         yield from batches if self.max_batches is None else limit_batches(batches, self.max_batches)
 
     @property
     def num_batches(self) -> float:
-        """Number of batches to read; infinity if unknown."""
         number = get_length(self.dataloader) if self.max_batches is None else self.max_batches
         return float("inf") if number is None else number
 
     def step(self, batch: Any) -> BatchOutputs:
-        """Predict a batch, gather and collect its outputs, and return the outputs of this process."""
+        """Predict a batch, collect its gathered outputs, and return the outputs of this process."""
         trainer, args = self.trainer, self.trainer.args
         trainer.preemption.raise_if_preempted()
         self.batch = batch
@@ -349,7 +331,7 @@ class EvaluationLoop(CollectedOutputs):
         return list(positions) if self.order is None else [int(self.order[position]) for position in positions]
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches, and return the cached result in later calls."""
+        """Compute the metrics, and return the cached result in later calls."""
         if self._output is not None:
             return self._output
         trainer, prefix = self.trainer, f"{self.prefix}_"

@@ -24,7 +24,6 @@ class MetricContext(Protocol):
 
 
 def call_metric_function(context: MetricContext, prediction: EvalPrediction, **keywords: Any) -> Any:
-    """Call `compute_metrics`, and add a note to its errors."""
     assert context.compute_metrics is not None
     with explain_metric_errors(context, (prediction.predictions, prediction.label_ids)):
         return context.compute_metrics(prediction, **keywords)
@@ -34,12 +33,7 @@ def call_metric_function(context: MetricContext, prediction: EvalPrediction, **k
 def explain_metric_errors(
     context: MetricContext, inputs: tuple[Any, Any] | None = None, function: str | None = None
 ) -> Iterator[None]:
-    """Add a note with step, inputs and advice to errors of metrics in the block.
-
-    Parameters:
-        inputs: predictions and labels of the function call.
-        function: name of the function if it is not `compute_metrics`.
-    """
+    """Add a note with step, inputs and advice to errors of metrics in the block."""
     try:
         yield
     except Exception as error:
@@ -54,7 +48,7 @@ def explain_metric_errors(
 
 
 def check_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
-    """Return metrics as Python numbers; raise a TypeError for other results of `compute_metrics`."""
+    """Return metrics as Python numbers; raise a TypeError for other results."""
     function = _name_function(context.compute_metrics)
     step = _describe_step(context)
     if not isinstance(metrics, Mapping):

@@ -25,12 +25,7 @@ def predict_batch(
     """Return loss, predictions and labels of a batch; missing entries are None.
 
     Parameters:
-        prediction_loss_only: return the loss only.
         ignore_keys: outputs to drop; by default those in the model's config, else `past_key_values`.
-
-    Raises:
-        TypeError: the batch is no mapping, or `compute_loss` returned no pair.
-        ValueError: the predictions do not match the labels.
     """
     if not hasattr(inputs, "keys"):
         raise make_unnamed_batch_error(inputs, model, override="prediction_step")
@@ -71,7 +66,6 @@ def predict_batch(
 
 
 def can_compute_loss(inputs: Mapping[str, Any], label_names: Sequence[str], can_return_loss: bool) -> bool:
-    """Return whether a batch has all labels, or the model returns a loss without any."""
     if label_names:
         return all(inputs.get(name) is not None for name in label_names)
     return_loss = inputs.get("return_loss")
@@ -79,7 +73,7 @@ def can_compute_loss(inputs: Mapping[str, Any], label_names: Sequence[str], can_
 
 
 def contains_loss(outputs: Any) -> bool:
-    """Return whether a model's outputs contain a loss, by name or as first element."""
+    """Return whether outputs contain a loss, by name or as first element."""
     if isinstance(outputs, dict):
         return "loss" in outputs
     is_sequence = isinstance(outputs, (tuple, list)) and len(outputs) > 0
@@ -87,13 +81,11 @@ def contains_loss(outputs: Any) -> bool:
 
 
 def get_ignored_outputs(model: Any) -> Sequence[str]:
-    """Return the names of outputs that are no predictions, from the model's config."""
     config = getattr(model, "config", None)
     return [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
 
 
 def extract_labels(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
-    """Return the labels of a batch: a single entry, or a tuple of several."""
     labels = detach_nested(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
@@ -104,11 +96,7 @@ def extract_logits(
     """Return the predictions of a model's outputs: a single entry, or a tuple of several.
 
     Parameters:
-        has_loss: the outputs contain a loss, by name or as first element.
         compared_labels: names of labels that metrics compare with the predictions; None skips the check.
-
-    Raises:
-        ValueError: the predictions do not match the labels.
     """
     if isinstance(outputs, dict):
         excluded = [*ignore_keys, "loss"] if has_loss else ignore_keys
@@ -124,7 +112,7 @@ def extract_logits(
 
 
 def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:
-    """Raise a ValueError if no output has a row for each label, even if flattened; `names` are the outputs'."""
+    """Raise a ValueError if no output has a row for each label, even if flattened."""
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
@@ -155,7 +143,6 @@ class ExactLossMean:
     Parameters:
         args: `eval_loss_weighting` selects samples or labels as weight of a batch.
         shifts_labels: the loss compares each label with the prediction at the previous position.
-        gather: function that concatenates rows of all processes.
     """
 
     def __init__(self, args: Any, shifts_labels: bool, gather: Callable[[torch.Tensor], torch.Tensor]):
@@ -176,7 +163,7 @@ class ExactLossMean:
         return args.eval_batch_size if samples is None else samples
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
-        """Add a batch's loss, without a device synchronization."""
+        """Add a loss, without a device synchronization."""
         loss = loss.detach().float().mean().reshape(1)
         self._losses.append(self.gather(loss))
         self._weights.append(self.gather(torch.as_tensor(weight, device=loss.device).reshape(1)))
@@ -200,7 +187,7 @@ class ExactLossMean:
 
 
 def compute_sample_mean(losses: Any, filter_nonfinite: bool) -> float | None:
-    """Return the mean of losses by sample; None without losses. The filter keeps non-finite losses if all are."""
+    """Return the mean by sample; the filter keeps non-finite losses if all are."""
     if losses is None:
         return None
     per_sample = np.concatenate(losses) if isinstance(losses, list) else losses

@@ -89,13 +89,7 @@ def speed_metrics(
     num_steps: float | None = None,
     num_tokens: float | None = None,
 ) -> dict[str, float]:
-    """Return `{split}_runtime` in seconds, and `{split}_samples_per_second`, `..._steps_...` and `..._tokens_...`.
-
-    Parameters:
-        split: prefix of the names, such as `train` or `eval`.
-        start_time: `time.time()` at the beginning.
-        num_samples, num_steps, num_tokens: amounts since; None leaves out the rate.
-    """
+    """Return `{split}_runtime` in seconds, and `{split}_samples_per_second`, `..._steps_...` and `..._tokens_...`."""
     seconds = time.time() - start_time
     metrics = {f"{split}_runtime": round(seconds, 4)}
     amounts = {"samples": num_samples, "steps": num_steps, "tokens": num_tokens}
@@ -107,7 +101,7 @@ def speed_metrics(
 
 
 def denumpify_detensorize(metrics: Any) -> Any:
-    """Return nested metrics with NumPy numbers and one-element tensors as Python numbers."""
+    """Return nested metrics as Python numbers."""
     if isinstance(metrics, dict):
         return type(metrics)({name: denumpify_detensorize(value) for name, value in metrics.items()})
     if isinstance(metrics, (list, tuple)):

@@ -75,12 +75,10 @@ class TaskFacts:
 
     @property
     def has_multi_label_logits(self) -> bool:
-        """True if predictions are logits of a multi-label problem."""
         return self.problem_type == MULTI_LABEL and self.has_raw_scores
 
 
 def find_task_facts(model: Any, shifts_labels: bool, has_raw_scores: bool, generates: bool) -> TaskFacts:
-    """Return the facts about a model's task; `shifts_labels` is that of `ModelFacts`."""
     model = base_model(unwrap_user_model(model))
     is_causal: bool | None = shifts_labels or None
     if is_causal is None and is_a(model, "pretrained model"):
@@ -94,7 +92,7 @@ def find_task_facts(model: Any, shifts_labels: bool, has_raw_scores: bool, gener
 
 
 def guess_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
-    """Return the name of a conversion that fits a batch's shapes; raise a ValueError if none does."""
+    """Return a conversion that fits a batch's shapes; raise a ValueError if none does."""
     logits, labels = extract_scores(prediction.predictions), prediction.label_ids
     if facts.generates:
         raise _make_unknown_error(prediction, "predict_with_generate makes the predictions generated tokens")
@@ -125,13 +123,13 @@ def guess_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
 
 
 def has_custom_update(metric: Any) -> bool:
-    """Return whether a metric, collection or wrapper contains an `update` outside torchmetrics."""
+    """Return whether a metric contains an `update` outside torchmetrics."""
     updates = [type(module).update for module in metric.modules() if is_a(module, "torchmetrics metric")]
     return not all(update.__module__.startswith("torchmetrics.") for update in updates)
 
 
 def choose_conversion(metric: Any, guess: str, prediction: EvalPrediction) -> str:
-    """Return the guessed conversion, or a conversion to scores for metrics with thresholds, such as `BinaryAUROC`."""
+    """Return the guess, or a conversion to scores for metrics with thresholds, such as `BinaryAUROC`."""
     logits = extract_scores(prediction.predictions)
     if guess != "classification" or not logits.is_floating_point():
         return guess
@@ -143,12 +141,7 @@ def choose_conversion(metric: Any, guess: str, prediction: EvalPrediction) -> st
 
 
 def convert_batch(prediction: EvalPrediction, conversion: str | Callable[..., Any]) -> Arguments | None:
-    """Return the arguments of `update`; None if a function excludes the batch.
-
-    Parameters:
-        conversion: a name in `CONVERSIONS`; or a function of predictions and labels, or of an `EvalPrediction`. The
-            function returns a tuple of arguments, a dict of keywords, or a single argument.
-    """
+    """Return the arguments of `update`; None if a function excludes the batch."""
     if isinstance(conversion, str):
         return CONVERSIONS[conversion](extract_scores(prediction.predictions), prediction.label_ids)
     inputs = (prediction.predictions, prediction.label_ids) if _has_two_parameters(conversion) else (prediction,)
@@ -317,11 +310,7 @@ class _Entry(NamedTuple):
 
 
 def make_streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
-    """Return a Trainer's `compute_metrics` as streaming metrics; None for a function.
-
-    Raises:
-        TypeError, ValueError: the value is neither a function nor metrics.
-    """
+    """Return a Trainer's `compute_metrics` as streaming metrics; None for a function."""
     if compute_metrics is None or isinstance(compute_metrics, StreamingMetrics):
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):

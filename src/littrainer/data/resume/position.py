@@ -38,15 +38,14 @@ class DataPosition:
     """Position in the training data at which a process resumes.
 
     Parameters:
-        epoch: counted from 0.
         micro_batches: trained micro-batches of the epoch.
         epoch_end_is_due: all batches of the epoch are trained, but its end is not yet handled.
         data: result of `DataProgress.state()`; None if only the number of micro-batches is known.
-        sizes: `SIZES` by which `micro_batches` counts; None if unknown.
+        sizes: `SIZES` by which `micro_batches` counts.
         random: encoded states of all random number generators; None leaves the generators alone.
-        order_seed: seed of the order of each epoch; None if no seed defines the order.
+        order_seed: seed of the order of each epoch.
         surplus_steps: optimizer steps taken in excess of those that the current sizes need.
-        description: text of the position if the sizes have changed; else None.
+        description: text of the position if the sizes have changed.
     """
 
     epoch: int
@@ -61,16 +60,14 @@ class DataPosition:
 
     @classmethod
     def load_fields(cls, record: Mapping[str, Any]) -> DataPosition:
-        """Return the position in a checkpoint's record, without entries of other releases."""
+        """Return the position of a record, without entries of other releases."""
         return cls(**{entry.name: record[entry.name] for entry in fields(cls) if entry.name in record})
 
     def dump_fields(self, *names: str) -> dict[str, Any]:
-        """Return some fields as a record for a checkpoint."""
         return {name: getattr(self, name) for name in names}
 
     @property
     def layout_change(self) -> LayoutChange | None:
-        """Part of the epoch with another layout, if any resume changed the layout."""
         change = (self.data or {}).get("layout_change")
         return None if change is None else LayoutChange(**change)
 
@@ -81,7 +78,6 @@ class DataPosition:
 
 
 def find_changed_sizes(now: Mapping[str, Any], then: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
-    """Return the names of known `SIZES` that have changed."""
     names = [name for name in SIZES if name not in ignored and None not in (now.get(name), then.get(name))]
     return [name for name in names if now[name] != then[name]]
 

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 # Class in `datasets` whose state lacks the samples in the buffer, and the attributes in which it is nested.
 SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 NESTED_ITERABLES = ("_ex_iterable", "ex_iterable", "ex_iterables")
-# Sampler attributes, other than generators, that determine the order.
+# Sampler attributes that determine the order.
 ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
 # Batches during which all generators are compared, to find those that reading draws from.
 NUM_WATCHED_BATCHES = 4
@@ -67,7 +67,6 @@ def find_stateful_stream(loader: Any) -> Any:
 
 
 def is_stateful(source: Any) -> bool:
-    """Return whether a stream or loader (such as torchdata's StatefulDataLoader) can load its state."""
     return callable(getattr(source, "state_dict", None)) and callable(getattr(source, "load_state_dict", None))
 
 
@@ -126,7 +125,6 @@ class DataProgress:
         self._initial_rng_states: dict[str, Any] | None = None
 
     def resume_at(self, position: DataPosition, restore_random_states: Callable[[], None]) -> None:
-        """Set the position of the next epoch, and a function to call there."""
         self.position = position
         self._restore_random_states = restore_random_states
 
@@ -136,7 +134,6 @@ class DataProgress:
         """Return the current `DataPosition.data`: tensors, numbers, texts and containers of them.
 
         Parameters:
-            batches_done: trained batches of the epoch.
             epoch_is_over: the training continues with the next epoch.
         """
         loader = self._loader
@@ -189,7 +186,7 @@ class DataProgress:
         return None
 
     def find_batch_rows(self, epoch: int, number: int) -> list[int] | None:
-        """Return the row indices of a batch, counted from 0; None for streams and for batches read long ago."""
+        """Return the row indices of a batch; None for streams and for batches read long ago."""
         return None if self._dispatch is not None else self._remaining.find_rows(epoch, number)
 
     def _count_trained_rows(self, batches_done: int) -> list[int] | None:
@@ -220,7 +217,6 @@ class DataProgress:
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return the batches of an epoch, from the resume position if it is set."""
         position = self.position
         if position is not None and position.data is None and not position.micro_batches:
             self.finish_resuming()
@@ -242,7 +238,6 @@ class DataProgress:
             end.any_rank_exhausted(True, is_training=True)
 
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Begin an epoch and return an iterator over its remaining batches."""
         self._loader = loader
         position, data = self.position, self._get_data(loader)
         num_to_skip = 0 if position is None else position.batches_to_skip
@@ -414,7 +409,6 @@ def _find_generator_owners(loader: Any) -> dict[str, Any]:
 
 
 def find_epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
-    """Return a loader's sampler if a seed and the epoch define its order; else None."""
     sampler = _find_generator_owners(loader)["sampler"]
     return sampler if isinstance(sampler, EpochSeededSampler) else None
 
@@ -426,7 +420,6 @@ def _find_generators(loader: Any) -> dict[str, torch.Generator]:
 
 
 def get_generator_states(loader: Any) -> dict[str, torch.Tensor]:
-    """Return the states of a loader's torch generators by their owner."""
     return {name: generator.get_state() for name, generator in _find_generators(loader).items()}
 
 

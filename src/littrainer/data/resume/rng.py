@@ -19,11 +19,7 @@ GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 
 def get_rng_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
-    """Return the states of Python's, NumPy's, torch's and the current GPU's generators.
-
-    Parameters:
-        names: generators to read; Python's and NumPy's take fifty times as long as torch's.
-    """
+    """Return generator states; Python's and NumPy's take fifty times as long to read as torch's."""
     states = {name: GENERATORS[name][0]() for name in names}
     if gpu and torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
@@ -31,7 +27,6 @@ def get_rng_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[
 
 
 def set_rng_states(states: Mapping[str, Any]) -> None:
-    """Restore states from `get_rng_states`."""
     for name, (_, restore) in GENERATORS.items():
         if name in states:
             restore(states[name])
@@ -44,7 +39,7 @@ def set_rng_states(states: Mapping[str, Any]) -> None:
 
 
 def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Return states as tensors, numbers, texts and tuples, which `torch.load(weights_only=True)` accepts."""
+    """Return states as types that `torch.load(weights_only=True)` accepts."""
     version, keys, gauss = states["python"]
     kind, numpy_keys, position, has_gauss, numpy_gauss = states["numpy"]
     return {
@@ -63,7 +58,6 @@ def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states that `encode_rng_states` encoded."""
     # Earlier checkpoints have a tuple of keys; tensors may have been loaded to a GPU.
     version, keys, gauss = portable["python"]
     keys = keys.cpu() if isinstance(keys, torch.Tensor) else keys
@@ -80,7 +74,7 @@ def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_advanced_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the names of generators whose states differ; only generators in both are compared."""
+    """Return the names of generators in both whose states differ."""
     advanced: set[str] = set()
     for name in before.keys() & after.keys():
         earlier, later = before[name], after[name]

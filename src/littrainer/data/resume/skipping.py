@@ -23,7 +23,7 @@ MAX_REMEMBERED_BATCHES = 4096
 
 @contextmanager
 def replace_attributes(loader: Any, replacements: dict[str, Any]) -> Iterator[None]:
-    """Replace attributes of a loader within the block; an iterator created there keeps the replacements."""
+    """Replace attributes of a loader within the block."""
     # `setattr` would fail: a DataLoader rejects another sampler or dataset after construction.
     attributes = vars(loader) if replacements else {}
     originals = {name: attributes[name] for name in replacements}
@@ -35,7 +35,6 @@ def replace_attributes(loader: Any, replacements: dict[str, Any]) -> Iterator[No
 
 
 def can_skip_by_index(loader: Any) -> bool:
-    """Return whether batches of a loader can be skipped unread, by its batch sampler."""
     return (
         _has_torch_iterator(loader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -72,8 +71,8 @@ class RemainingBatches(Sampler[list[int]]):
         Parameters:
             position: index of the first remaining batch.
             num_to_skip: batches of the sampler before `position`, of all processes if one process reads for all.
-            num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the worker
-                that would have read it.
+            num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the same
+                worker as before.
         """
         while len(self._rows_by_epoch) > 1 and sum(map(len, self._rows_by_epoch.values())) > MAX_REMEMBERED_BATCHES:
             del self._rows_by_epoch[next(iter(self._rows_by_epoch))]
@@ -82,7 +81,6 @@ class RemainingBatches(Sampler[list[int]]):
         self.padding = num_to_skip % num_workers if num_workers else 0
 
     def find_rows(self, epoch: int, number: int) -> list[int] | None:
-        """Return the rows of a batch by its number in the epoch; None if they are not recorded any more."""
         return self._rows_by_epoch.get(epoch, {}).get(number)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -116,7 +114,7 @@ def global_batch_size(loader: Any) -> int | None:
 
 
 def count_stream_shards(loader: Any) -> int:
-    """Return the number of stream shards that workers read in parallel; 1 for other data."""
+    """Return the stream shards that workers read in parallel; 1 for other data."""
     dataset = get_full_dataset(loader)
     if not isinstance(dataset, IterableDataset):
         return 1
@@ -128,7 +126,7 @@ def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | 
     """Return replacements for attributes of a loader, with which it forms batches after the first rows.
 
     Parameters:
-        rows: trained rows by stream shard, regardless of earlier batch sizes and numbers of processes.
+        rows: trained rows by stream shard.
 
     Returns:
         None if batches do not follow an order of rows, or the number of stream shards has changed.

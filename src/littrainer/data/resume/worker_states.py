@@ -28,8 +28,6 @@ class WorkerReport(NamedTuple):
     Parameters:
         states: pickled generator states after the batch; None if unchanged since the last report. torch would send
             tensors in separate shared memory.
-        is_padding: the batch is empty.
-        rows: samples in the batch.
     """
 
     worker: int
@@ -62,7 +60,6 @@ class ResumedWorkerInit:
     """Function for `worker_init_fn` that restores a worker's generators from an earlier training.
 
     Parameters:
-        init_fn: the loader's `worker_init_fn`, called first.
         states: states by worker; a worker without states keeps the initial states.
         has_empty_batches: the worker also gets empty batches, for which the dataset is not called.
     """
@@ -89,7 +86,6 @@ class WorkerStates:
     """Latest reports of a loader's workers.
 
     Parameters:
-        latest: last reported states by worker.
         received: flat pairs (worker, samples) of all batches since the iteration began.
     """
 
@@ -97,7 +93,6 @@ class WorkerStates:
     received: array[int] = field(default_factory=lambda: array("I"))
 
     def batches(self, reporting: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a reporting loader, and record the reports."""
         self.received = array("I")
         for item in reporting:
             is_pair = isinstance(item, (tuple, list)) and len(item) == 2
