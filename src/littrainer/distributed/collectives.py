@@ -50,8 +50,6 @@ class _HostGroup(NamedTuple):
 
     Parameters:
         world: the default group at their creation.
-        group: for blocking exchanges.
-        background: for asynchronous operations.
         writing: for threads that write files; empty until it is needed.
     """
 
@@ -62,19 +60,15 @@ class _HostGroup(NamedTuple):
 
 
 _host_group: _HostGroup | None = None
-# Number of calls of `barrier_with_timeout`.
 _barrier_count = 0
-# Stack of the open `raise_on_all_ranks` blocks.
 _open_blocks: list[str] = []
 
 
 def get_world_size() -> int:
-    """Return the size of the default group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def get_rank() -> int:
-    """Return the rank in the default group; 0 without a group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -108,12 +102,10 @@ def any_rank(flag: bool) -> bool:
 
 
 def all_gather_object(value: Value) -> list[Value]:
-    """Return the pickled values of all processes, by rank."""
     return _exchange(_OBJECT, value) if is_distributed() else [value]
 
 
 def broadcast_object(value: Value) -> Value:
-    """Return the first process's value, pickled."""
     return all_gather_object(value if get_rank() == 0 else None)[0]  # type: ignore[return-value]
 
 
@@ -173,7 +165,7 @@ def run_with_keepalive(work: Callable[[], object]) -> None:
 def raise_on_all_ranks(doing: str) -> Iterator[None]:
     """Wait for all processes at the end of the block, and raise in all of them if any process fails.
 
-    Exchanges within the block raise too. The processes must not wait for each other otherwise after code that can fail.
+    Exchanges within the block raise too. Other waits must not follow code that can fail.
 
     Parameters:
         doing: the activity, for the error: "writing checkpoint-5".
@@ -266,7 +258,7 @@ def _get_timeout(world: Any) -> timedelta | None:
 
 
 def describe_last_collective() -> str | None:
-    """Return this process's last collective, from torch's flight recorder (not public), or None."""
+    """Return this process's last collective, from torch's flight recorder (not public)."""
     dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
     entries = json.loads(dump(True, False)).get("entries", []) if dump is not None and is_distributed() else []
     if not entries:
@@ -296,9 +288,6 @@ def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
 
     Lists are concatenated. Tensors are concatenated along their rows, padded with -100. Tuples and mappings are merged
     entry by entry. Other values become a list with an entry for each process.
-
-    Parameters:
-        copies: as for `gather_across_processes`.
     """
     if get_world_size() == 1:
         return value
@@ -309,12 +298,10 @@ def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
 
 
 def pad_across_processes(value: Any, dim: int = 0, fill: int = 0, at_start: bool = False) -> Any:
-    """Return nested tensors, padded to the longest length over the processes.
+    """Pad nested tensors to the longest length over the processes.
 
     Parameters:
         dim: dimension to pad; tensors without it are returned unchanged.
-        fill: padding value.
-        at_start: pad at the start.
     """
 
     def pad(tensor: Any) -> Any:
@@ -364,7 +351,7 @@ def reduce_across_processes(value: Any, reduction: str = "sum") -> Any:
 
 
 def sum_across_processes(number: float, device: torch.device, copies: int = 1) -> float:
-    """Return the sum over the processes; several processes sum in single precision, as in transformers."""
+    """Sum over the processes; several processes sum in single precision, as in transformers."""
     if get_world_size() == 1:
         return number
     return gather_across_processes(torch.tensor([number], device=device), copies).sum().item()
@@ -417,16 +404,12 @@ class SynchronizedFlags:
 
     A process that raises a flag waits for the others. A process without raised flags continues, and reads the flags of
     the others at its next call, so that steps without flags do not wait.
-
-    Parameters:
-        names: attributes of the object that are flags.
-        processes: number of processes.
     """
 
     def __init__(self, names: Sequence[str], processes: int):
         self.names = tuple(names)
         self.processes = processes
-        # The counts of the last call, and the all_reduce that sums them.
+        # Counts of the last call, and their all_reduce.
         self._last_call: tuple[torch.Tensor, Any] | None = None
         # Flags that only some processes raised: all raise them at the next call.
         self._late: set[str] = set()
@@ -439,7 +422,6 @@ class SynchronizedFlags:
         """Lower flags that only some processes raise, and raise them in all processes at the next call.
 
         Parameters:
-            holder: the object with the flags.
             among: the flags to synchronize; default: all.
             is_ready: whether this process is ready for a common action.
 

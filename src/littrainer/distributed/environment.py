@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Names of torchrun's variables.
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 MAIN_ADDRESS, MAIN_PORT = "MASTER_ADDR", "MASTER_PORT"
@@ -56,7 +55,6 @@ class RendezvousPoint(NamedTuple):
 
 
 def read_env_int(name: str, default: int) -> int:
-    """Return the whole number in an environment variable."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -67,7 +65,7 @@ def read_env_int(name: str, default: int) -> int:
 
 
 def get_hang_timeout(args: Any) -> float:
-    """Return the seconds without progress after which a run ends; 0: never. The command line overrides `args`."""
+    """Return the seconds without progress after which a run ends, or 0. The command line overrides `args`."""
     return float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
 
 
@@ -93,7 +91,6 @@ def local_world_size() -> int:
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun's variables show that a launcher started this process."""
     return any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
 
 
@@ -105,7 +102,6 @@ def get_reports_folder() -> Path | None:
 
 
 def get_rendezvous_point() -> RendezvousPoint | None:
-    """Return address and port of the first process; None if they are not set."""
     address = os.environ.get(MAIN_ADDRESS, "").strip()
     if not address:
         return None
@@ -116,7 +112,6 @@ def get_rendezvous_point() -> RendezvousPoint | None:
 
 
 def check_ranks() -> None:
-    """Raise ValueError for inconsistent ranks and world sizes."""
     size = world_size()
     if size < 1:
         raise ValueError(f"environment variable {WORLD_SIZE}={size} must be 1 or more.")
@@ -207,6 +202,5 @@ REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
 
 
 def get_refused_variables() -> dict[str, str]:
-    """Return the set variables, with their values, of unsupported options."""
     values = {name: os.environ.get(name, "") for name in REFUSED_VARIABLES}
     return {name: value for name, value in values.items() if value.strip().lower() not in REFUSED_VARIABLES[name]}

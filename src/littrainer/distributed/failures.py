@@ -24,16 +24,16 @@ from typing import IO, Any, NamedTuple
 from littrainer.distributed.environment import get_reports_folder, rank
 from littrainer.runtime.tracebacks import error_and_reasons, report_uncaught
 
-# Environment variable: the file from which torchrun's agent reads the error of a process.
+# Environment variable: file from which torchrun's agent reads a process's error.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# Keys of that file: whether another process failed first, and the optimizer step of the error.
+# Keys of that file.
 CONSEQUENCE, STEP = "is_consequence", "step"
 # Attribute of an error: its optimizer step.
 AT_STEP = "_littrainer_optimizer_step"
 # Prefixes of a process's files in `get_reports_folder`.
 STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "hung"
 WORKER_STACKS_TIMEOUT_S = 0.5
-# After the loss of a connection, a process takes this long to end, and its error to be published.
+# Times after the loss of a connection.
 PROCESS_END_TIMEOUT_S = 1.0
 PUBLICATION_TIMEOUT_S = 1.0
 MAX_RECORD_LETTERS = 2000
@@ -57,20 +57,18 @@ SIGNS_OF_LIBRARIES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection
 
 
 class FailedElsewhere(RuntimeError):
-    """Another process has failed at what all do together; its rank and its error are in the message."""
+    """Failure of another process, named with its error in the message."""
 
 
 class LostProcess(RuntimeError):
-    """Another process can no longer be reached: it has ended, or it hangs."""
+    """Loss of another process, which has ended or hangs."""
 
 
 class HangError(RuntimeError):
-    """A training has not moved for `hang_timeout` seconds."""
+    """Lack of progress for `hang_timeout` seconds."""
 
 
 class ProcessAddress(NamedTuple):
-    """The host of a process, and its process id there."""
-
     host: str
     pid: int
 
@@ -92,7 +90,7 @@ class _FailureStore:
             self.store.compare_set(FIRST_FAILURE, "", self._published)
 
     def retract(self) -> None:
-        """Withdraw an error that was caught, so that no later failure is blamed on it."""
+        """Withdraw a caught error, so that no later failure is blamed on it."""
         if self._published:
             with suppress(RuntimeError):
                 self.store.compare_set(FIRST_FAILURE, self._published, "")
@@ -178,9 +176,9 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def open_stacks(path: Path | None = None) -> IO[str]:
-    """Return the file (default: a temporary file) for the stacks of all threads at SIGTERM or an error in C.
+    """Open the file (default: temporary) for the stacks of all threads at SIGTERM or an error in C.
 
-    Loader processes that are forked later write to it too, when `dump_all_stacks` ends them.
+    Loader processes that are forked later write to it too.
     """
     global _stacks
     if _stacks is None:
@@ -195,10 +193,7 @@ def open_stacks(path: Path | None = None) -> IO[str]:
 
 
 def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Callable[[], str]) -> str:
-    """Write and return the stacks of all threads of this process and its loader processes, and end the latter.
-
-    The text of `further` follows, unless it fails.
-    """
+    """Write and return the stacks of all threads of this process and its loader processes, and end the latter."""
     file = open_stacks()
     start = file.seek(0, os.SEEK_END)
     print(heading, file=file, flush=True)
@@ -227,11 +222,7 @@ def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Calla
 
 @contextmanager
 def name_failed_process(doing: str) -> Iterator[None]:
-    """Convert errors of collectives in the block to LostProcess, which names the failed process.
-
-    Parameters:
-        doing: the activity, for the error: "training".
-    """
+    """Convert errors of collectives in the block to LostProcess, which names the failed process."""
     if _store is None:
         yield
         return
@@ -260,7 +251,6 @@ def describe_connection_loss(error: RuntimeError) -> str:
 
 
 def is_collective_error(error: RuntimeError) -> bool:
-    """Return whether a collective raised an error, and not the script."""
     import torch.distributed as dist
 
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in SIGNS_OF_LIBRARIES)
@@ -270,7 +260,6 @@ def is_collective_error(error: RuntimeError) -> bool:
 
 
 def register_peers(peers: list[ProcessAddress]) -> None:
-    """Register the addresses of all processes, by rank, for `find_dead_peers`."""
     global _peers
     _peers = peers
 

@@ -97,7 +97,6 @@ def _rendezvous(backend: str, rank: int, world_size: int, timeout: timedelta) ->
 
 
 def start_deepspeed_communication(args: Any) -> None:
-    """Initialize the process group, and DeepSpeed's communication over it."""
     deepspeed: Any = importlib.import_module("deepspeed")
     engine_device = importlib.import_module("deepspeed.accelerator").get_accelerator().device_name()
     device = args.device
@@ -109,7 +108,6 @@ def start_deepspeed_communication(args: Any) -> None:
         )
     ensure_process_group(args)
     if not is_initialized():
-        # The engine communicates in a single process too.
         for name, value in SINGLE_PROCESS_VARIABLES.items():
             os.environ.setdefault(name, value)
         dist.init_process_group(
@@ -125,7 +123,6 @@ def is_initialized() -> bool:
 
 
 def choose_backend(device_type: str, requested: str | None) -> str:
-    """Return the backend, or backends by device, for torch's process group; default: by device type."""
     backend = requested or (NCCL if device_type == "cuda" else GLOO)
     if backend == NCCL and device_type != "cuda":
         raise ValueError(
@@ -146,7 +143,6 @@ def _report_errors() -> None:
     global _reporting_group
     if _reporting_group is dist.group.WORLD or dist.get_world_size() == 1 or MPI in dist.get_backend():
         return
-    # torch has no public name for the shared store.
     store = dist.PrefixStore("littrainer", dist.distributed_c10d._get_default_store())
     report_errors(store, dist.get_rank(), dist.get_world_size())
     _reporting_group = dist.group.WORLD

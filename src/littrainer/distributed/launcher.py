@@ -36,9 +36,9 @@ ENDED_BY_SIGNAL = 128
 AGENT_LOG_LEVEL = "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
 MAX_MESSAGE_LETTERS = 500
-# Time for a hanging process to write its stacks before it is killed.
+# Time to write stacks before a hanging process is killed.
 STACKS_TIMEOUT_S = 2.0
-# Time for a process to end after it has reported a hang.
+# Time to end after a reported hang.
 MIN_ENDING_TIMEOUT_S = 30.0
 
 
@@ -48,17 +48,14 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes to start, and their rendezvous address.
+    """Processes to start, and their rendezvous address.
 
     Parameters:
-        devices: number of processes on this node, a device for each.
-        nodes: number of machines.
-        node_rank: index of this machine.
+        devices: number of processes on this node.
         main_address: address of the first machine; None: this machine, with a single node.
         main_port: port there; None: any free port with a single node, else torchrun's default.
-        grace_seconds: time to end after a signal before a process is killed; None: from the environment.
+        grace_seconds: time to end after a signal; None: from the environment.
         min_devices: minimum number of processes after failures; None: `devices`.
-        restarts: maximum number of restarts.
         hang_seconds: time without a heartbeat after which a process is ended; None: never.
     """
 
@@ -78,7 +75,7 @@ class Launch:
 
     @property
     def reduced_devices(self) -> int | None:
-        """The next smaller number of processes that divides the global batch equally, or None."""
+        """Next smaller number of processes that divides the global batch equally, or None."""
         counts = range(self.min_devices or self.devices, self.devices)
         return max((count for count in counts if self.devices % count == 0), default=None)
 
@@ -90,16 +87,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure that ended a launch.
+    """Failure that ended a launch.
 
     Parameters:
         message: a line about the process that failed first.
         status: exit status of the command.
         rank: rank of that process; None if it did not respond.
         was_killed: whether it was ended by a signal, or did not respond.
-        error: type and message of its exception; empty if not reported.
+        error: type and message of its exception, if reported.
         step: optimizer step of the exception, if a training raised it.
-        stacks: stacks of the processes' threads that were written.
     """
 
     message: str
@@ -158,7 +154,7 @@ def run_processes(
 
     Parameters:
         command: the python interpreter and its arguments.
-        restart: called after a failure; returns the next launch, or None to stop.
+        restart: returns the next launch after a failure, or None to stop.
 
     Returns:
         0, or the exit status of the process that failed first; 128 plus the signal's number if a signal ended it.

@@ -38,9 +38,9 @@ class ProcessLayout:
     """Sizes of the grid of processes; their product is the world size.
 
     Parameters:
-        replicas: number of copies of the model, sharded or not, each with different data.
-        shards: number of processes over which the parameters of a copy are sharded, each with different data.
-        tensor_parallel: number of processes that compute each layer together, on the same data.
+        replicas: copies of the model, sharded or not, each with different data.
+        shards: processes that shard a copy's parameters, each with different data.
+        tensor_parallel: processes that compute each layer together, on the same data.
         is_given: whether this layout was requested; else all processes are replicas.
     """
 
@@ -51,7 +51,6 @@ class ProcessLayout:
 
     @property
     def data_parallel(self) -> int:
-        """Number of shards of the data."""
         return self.replicas * self.shards
 
 
@@ -89,22 +88,18 @@ def get_process_layout(args: Any) -> ProcessLayout:
 
 
 def data_parallel_size(args: Any) -> int:
-    """Return the number of shards of each global batch."""
     return get_process_layout(args).data_parallel
 
 
 def data_parallel_rank(args: Any) -> int:
-    """Return the index of this process's shard of each global batch."""
     return args.process_index // get_process_layout(args).tensor_parallel
 
 
 def tensor_parallel_size(args: Any) -> int:
-    """Return the number of processes that compute each layer together."""
     return get_process_layout(args).tensor_parallel
 
 
 def tensor_parallel_rank(args: Any) -> int:
-    """Return the rank of this process among the processes that compute each layer together."""
     return args.process_index % get_process_layout(args).tensor_parallel
 
 
@@ -122,7 +117,7 @@ def get_sharding_sizes(args: Any) -> tuple[int, int]:
 
 
 def device_mesh(args: Any, replicas: int, shards: int) -> DeviceMesh:
-    """Create a mesh of all processes with `MESH_DIMENSIONS`; a collective call."""
+    """Create a mesh of all processes; a collective call."""
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = (replicas, shards, tensor_parallel_size(args))
@@ -165,7 +160,6 @@ def _check_no_plain_slices(model: Any, processes: int) -> None:
 
 
 def _read_requested(args: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the source of the sizes, for errors, and the sizes that it sets."""
     config: Any = getattr(args, "parallelism_config", None)
     source = "parallelism_config"
     if config is None:

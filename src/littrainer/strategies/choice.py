@@ -29,7 +29,7 @@ def _fsdp_version(args: Any) -> int | None:
     return None if plan is None else plan.version
 
 
-# Name -> condition on the arguments, module, and function that creates it. The first match counts.
+# Name -> condition, module and factory; the first match counts.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "DeepSpeed": (has_deepspeed, "deepspeed", "TrainerDeepSpeedStrategy"),
     "FSDP version 1": (lambda args: _fsdp_version(args) == 1, "fsdp1", "ResidentFSDP1Strategy"),
@@ -43,12 +43,10 @@ SHARDING_STRATEGIES = ("FSDP version 1", "FSDP", "tensor parallel")
 
 
 def strategy_name(args: Any) -> str:
-    """Return the key in `STRATEGIES` of the strategy for the arguments."""
     return next(name for name, (is_requested, *_) in STRATEGIES.items() if is_requested(args))
 
 
 def create_strategy(trained: TrainedModel) -> Strategy:
-    """Create the strategy for the arguments."""
     _, module, function = STRATEGIES[strategy_name(trained.args)]
     create: Callable[[TrainedModel], Strategy] = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     return create(trained)

@@ -1,8 +1,4 @@
-"""DDP: a replica of the model in each process, with averaged gradients.
-
-DistributedDataParallel wraps the user's model and not Lightning's module: subclasses of a Trainer expect it there, and
-only its forward is searched for unused parameters.
-"""
+"""DDP around the user's model and not Lightning's module: subclasses of a Trainer expect it there."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ if TYPE_CHECKING:
     from littrainer.strategies.choice import TrainedModel
 
 
-# Argument -> keyword of Lightning's DDPStrategy. Unset arguments leave torch's default.
+# Argument -> keyword of Lightning's DDPStrategy; unset arguments keep torch's default.
 DDP_KEYWORDS: dict[str, str] = {
     "ddp_find_unused_parameters": "find_unused_parameters",
     "ddp_bucket_cap_mb": "bucket_cap_mb",
@@ -89,7 +85,6 @@ class ResidentDDPStrategy(InPlaceStrategy, DDPStrategy):
 
 
 def get_ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
-    """Return the arguments as keywords of Lightning's DDPStrategy."""
     values = {keyword: getattr(args, argument) for argument, keyword in DDP_KEYWORDS.items()}
     values["timeout"] = args.ddp_timeout_delta
     if values["find_unused_parameters"] is None:
@@ -98,8 +93,8 @@ def get_ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
 
 
 def _recomputes_layers(args: Any, model: Any) -> bool:
-    # Reentrant activation checkpointing breaks DDP's search for unused parameters. Each release of transformers defines
-    # only the first or second name, and warns of the other.
+    # Reentrant checkpointing breaks DDP's search for unused parameters. Releases of transformers define only the first
+    # or second name, and warn of the other.
     if not is_a(model, "pretrained model"):
         return False
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")
@@ -113,7 +108,7 @@ def create_ddp_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
 
 
 def is_reusable_ddp(wrapped: Any, model: nn.Module) -> bool:
-    """Return whether `wrapped` is DDP around this model, process group and set of trained parameters."""
+    """Return whether model, process group and trained parameters are the same."""
     return (
         isinstance(wrapped, DistributedDataParallel)
         and wrapped.module is model

@@ -33,14 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
-    """DeepSpeedStrategy with an engine around the user's model.
-
-    Lightning wraps its own module, so that weights in checkpoints have other names than in transformers. It also
-    accumulates gradients itself; here the Trainer does.
-
-    Parameters:
-        trained: the model and the arguments.
-    """
+    """DeepSpeedStrategy with an engine around the user's model, whose checkpoints keep transformers' names."""
 
     def __init__(self, trained: TrainedModel):
         args = trained.args
@@ -96,10 +89,9 @@ class TrainerDeepSpeedStrategy(InPlaceStrategy, DeepSpeedStrategy):
 
 
 class EngineOptimizer(OptimizerWrapper):
-    """The Trainer's view of an engine's optimizer, which the engine steps.
+    """The Trainer's view of an optimizer that the engine steps.
 
     Parameters:
-        optimizer: DeepSpeed's optimizer.
         is_from_user: whether it wraps an optimizer that was passed to the Trainer.
     """
 
@@ -109,7 +101,7 @@ class EngineOptimizer(OptimizerWrapper):
 
     @property
     def step_was_skipped(self) -> bool:
-        """True if the engine skipped the last step because of non-finite fp16 gradients."""
+        """True if non-finite fp16 gradients prevented the last step."""
         return bool(getattr(self.optimizer, "overflow", False))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -120,11 +112,7 @@ class EngineOptimizer(OptimizerWrapper):
 
 
 class EngineSchedule:
-    """A schedule that the engine steps.
-
-    Parameters:
-        scheduler: DeepSpeed's scheduler, which provides all other attributes.
-    """
+    """Proxy of DeepSpeed's scheduler, which the engine steps."""
 
     # The engine's checkpoint files contain the state.
     is_saved_by_engine = True
@@ -152,8 +140,6 @@ class EngineSchedule:
 
 
 class EngineOwner(TrainedModel, Protocol):
-    """The parts of a Trainer that the engine is created from and stored in."""
-
     session: Any
     deepspeed: Any
     lr_scheduler: Any
@@ -164,14 +150,13 @@ class EngineOwner(TrainedModel, Protocol):
 
 
 def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
-    """Create the engine, optimizer and schedule of a training, and store them in the Trainer.
+    """Create and store the engine, optimizer and schedule of a training.
 
     Parameters:
-        max_steps: optimizer steps of the training.
         overridden: names among `create_optimizer` and `create_scheduler` that a subclass overrides.
 
     Raises:
-        ValueError: the configuration contradicts the arguments, or objects that were passed to the Trainer.
+        ValueError: the configuration contradicts the arguments or the passed objects.
     """
     session, optimization = trainer.session, trainer.session.optimization
     config = resolve_config(trainer.args, trainer.model, session.train_batch_size, max_steps)
@@ -297,7 +282,6 @@ def _adapt_to_offload(optimizer: Any, config: DeepSpeedConfig) -> Any:
 
 
 def cast_to_engine_dtype(args: Any, data: torch.Tensor) -> torch.Tensor:
-    """Cast a model input to the engine's dtype; integers stay unchanged."""
     return data.to(args.hf_deepspeed_config.dtype()) if data.is_floating_point() or data.is_complex() else data
 
 
@@ -305,11 +289,7 @@ def cast_to_engine_dtype(args: Any, data: torch.Tensor) -> torch.Tensor:
 
 
 def check_deepspeed(args: Any, lightning_keywords: dict[str, Any]) -> None:
-    """Raise ValueError for settings that DeepSpeed does not support, with a remedy.
-
-    Parameters:
-        lightning_keywords: all keywords for the `lightning.Trainer`.
-    """
+    """Raise ValueError, with a remedy, for settings that DeepSpeed does not support."""
     config: DeepSpeedConfig = args.hf_deepspeed_config
     refused = {
         "save_only_model=True together with load_best_model_at_end=True: the best model is loaded from the files of "
@@ -329,7 +309,6 @@ def check_deepspeed(args: Any, lightning_keywords: dict[str, Any]) -> None:
 
 
 def _warn_of_ignored_arguments(args: Any) -> None:
-    """Warn of arguments that the configuration overrides."""
     config: dict[str, Any] = args.hf_deepspeed_config.config
     # Argument -> whether it has no effect, and the reason.
     ignored = {

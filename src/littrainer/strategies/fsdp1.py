@@ -1,8 +1,4 @@
-"""FSDP version 1, through Lightning's FSDPStrategy; torch supports it on GPUs only.
-
-FSDP wraps the user's model and not Lightning's module: subclasses of a Trainer expect it there, and checkpoints use its
-names.
-"""
+"""FSDP version 1 around the user's model, through Lightning's FSDPStrategy; torch supports it on GPUs only."""
 
 from __future__ import annotations
 
@@ -29,11 +25,8 @@ if TYPE_CHECKING:
 class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
     """FSDPStrategy for a Trainer's model, which stays wrapped after a run.
 
-    Parameters:
-        trained: the model, which is wrapped here, its optimizer, and the arguments.
-
     Raises:
-        ValueError: the Trainer has an optimizer with the parameters of the unwrapped model.
+        ValueError: the Trainer's optimizer has the parameters of the unwrapped model.
     """
 
     block_backward_sync = block_backward_sync
@@ -81,7 +74,6 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
 
 
 def get_fsdp1_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
-    """Return the arguments as keywords of Lightning's FSDPStrategy."""
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
     plan = get_sharding_plan(args)

@@ -34,8 +34,7 @@ def shard(
     """Shard a model in place.
 
     Parameters:
-        mesh: the processes to shard over; with two dimensions, the first dimension holds replicas.
-        device: device of the shards, unless they are offloaded.
+        mesh: the processes; with two dimensions, the first dimension holds replicas.
         dtype: dtype of forward and backward; None: that of the parameters.
 
     Raises:
@@ -70,7 +69,6 @@ def shard(
 def get_fully_shard_keywords(
     model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """Return a plan as keywords of torch's `fully_shard`."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
     # No output_dtype: models compute their loss in float32.
@@ -78,7 +76,6 @@ def get_fully_shard_keywords(
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
-        # On a CPU, there is nothing to offload.
         "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
     ignored = find_ignored_parameters(model, plan.ignored_modules)
@@ -91,11 +88,7 @@ def get_fully_shard_keywords(
 
 
 def checkpoint_activations(layers: Iterable[nn.Module], plan: ShardingPlan) -> None:
-    """Add activation checkpointing to layers, inside FSDP's hooks.
-
-    Raises:
-        ValueError: there are no layers.
-    """
+    """Add activation checkpointing to layers, inside FSDP's hooks."""
     layers = list(layers)
     if not layers:
         raise ValueError(
@@ -131,12 +124,7 @@ def _set_forward_prefetch(layers: list[nn.Module]) -> None:
 
 
 class _WeightBroadcaster:
-    """Broadcaster of the first process's unsharded weights.
-
-    Parameters:
-        device: device of the broadcast tensors.
-        plan: whether to broadcast, and whether only the first process has weights.
-    """
+    """Broadcaster of the first process's unsharded weights."""
 
     def __init__(self, device: torch.device, plan: ShardingPlan):
         self._device = device
@@ -145,11 +133,6 @@ class _WeightBroadcaster:
         self._buffers: dict[int, tuple[Any, Any]] = {}
 
     def broadcast(self, modules: Iterable[nn.Module]) -> None:
-        """Broadcast the unsharded parameters and buffers of modules.
-
-        Raises:
-            ValueError: the first process has no values.
-        """
         # A unit contains all holders of its parameters. Keeping full parameters for longer would waste memory.
         parameters: dict[int, tuple[Any, Any]] = {}
         for module in itertools.chain.from_iterable(module.modules() for module in modules):
@@ -192,22 +175,14 @@ def _convert_trained_to_float32(modules: Iterable[nn.Module]) -> None:
 
 
 class Unit(NamedTuple):
-    """Modules whose parameters are gathered and freed together.
-
-    Parameters:
-        reshards: whether parameters are freed after the forward pass, if the plan allows it.
-    """
+    """Modules whose parameters are gathered together, and freed after forward if `reshards` and the plan allow it."""
 
     modules: tuple[nn.Module, ...]
     reshards: bool = True
 
 
 def find_wrapped_layers(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
-    """Return the layers that the plan wraps, inner layers first.
-
-    Raises:
-        ValueError: the plan names a class that is not in the model.
-    """
+    """Return the layers that the plan wraps, inner layers first."""
     if plan.auto_wrap_policy == NO_WRAP:
         return []
     holders = _ParameterHolders(model)
@@ -222,11 +197,7 @@ def find_wrapped_layers(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]
 
 
 def find_layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
-    """Return the layer classes that the plan names; default: the model's `_no_split_modules`.
-
-    Raises:
-        ValueError: the plan names a class that is not in the model.
-    """
+    """Return the layer classes that the plan names; default: the model's `_no_split_modules`."""
     classes = {type(module).__name__: type(module) for module in model.modules()}
     names = plan.transformer_layer_cls_to_wrap
     if names is None:
@@ -261,21 +232,12 @@ def find_units(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
 
 
 def find_ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Parameter]:
-    """Return the parameters of modules that match a pattern, which stay replicated.
-
-    Raises:
-        ValueError: the pattern is invalid, or matches no module.
-    """
+    """Return the parameters of matching modules, which stay replicated."""
     modules = [] if pattern is None else find_ignored_modules(model, pattern)
     return {parameter for module in modules for parameter in module.parameters()}
 
 
 def find_ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Return the modules whose full names match.
-
-    Raises:
-        ValueError: the pattern is no regular expression, or matches no module.
-    """
     try:
         matches = re.compile(pattern).fullmatch
     except re.error as error:
@@ -292,7 +254,6 @@ def find_ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
 
 
 def iterate_bottom_up(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield each module once, after its submodules."""
     visited: set[int] = set()
 
     def walk(module: nn.Module) -> Iterator[nn.Module]:
@@ -307,7 +268,7 @@ def iterate_bottom_up(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class _ParameterHolders:
-    """The modules that hold each parameter: all holders of a shared parameter must be in a unit."""
+    """Index of the modules that hold each parameter: all holders must be in a unit."""
 
     def __init__(self, model: nn.Module):
         self._holders: dict[int, set[int]] = {}
@@ -317,7 +278,7 @@ class _ParameterHolders:
                     self._holders.setdefault(id(parameter), set()).add(id(module))
 
     def are_exclusive(self, modules: Iterable[nn.Module]) -> bool:
-        """Return whether the modules have parameters, and no other module holds them."""
+        """Return whether the modules have parameters that no other module holds."""
         modules = list(modules)
         inside = {id(submodule) for module in modules for submodule in module.modules()}
         holders = [self._holders[id(parameter)] for module in modules for parameter in module.parameters()]
@@ -346,7 +307,6 @@ def _get_embedding(model: nn.Module, method: str) -> nn.Module | None:
 
 
 def _find_last_norm(model: Any) -> nn.Module | None:
-    """Return the norm between the last layer and the head."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     base = getattr(inner, getattr(inner, "base_model_prefix", "") or "", inner)
     norms = [module for module in base.children() if "norm" in type(module).__name__.lower()]

@@ -23,14 +23,13 @@ from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether any parameter of a model is sharded."""
     kinds = loaded_classes("sharded tensor")
     sharded = [kind for kind in set(map(type, model.parameters())) if issubclass(kind, kinds)]
     return bool(sharded) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
-    """Return whether a model is sharded by FSDP1, which flattens parameters."""
+    """Return whether FSDP1 shards the model."""
     kinds = loaded_classes("flat sharded module")
     return bool([kind for kind in set(map(type, list_modules(model))) if issubclass(kind, kinds)])
 
@@ -44,7 +43,7 @@ def reshard_gathered(model: nn.Module) -> None:
 
 
 def get_full_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return a sharded model's weights under their names without wrappers."""
+    """Return weights under their names without wrappers."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     reshard_gathered(model)
@@ -52,11 +51,7 @@ def get_full_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load the first process's weights into a sharded model; missing names keep their values.
-
-    Parameters:
-        state: the weights by name; read in the first process only.
-    """
+    """Load the first process's weights; missing names keep their values."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     reshard_gathered(model)
@@ -65,7 +60,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def get_full_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """Return the state of a sharded model's optimizer, keyed by parameter names."""
+    """Return the optimizer's state, keyed by parameter names."""
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -83,11 +78,7 @@ def get_full_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]
 
 
 def load_full_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load the first process's optimizer state into a sharded model's optimizer.
-
-    Parameters:
-        state: keyed by parameter names or ids; read in the first process only.
-    """
+    """Load the first process's optimizer state, keyed by parameter names or ids."""
     is_first = get_rank() == 0
     if has_flat_shards(model):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
@@ -112,25 +103,20 @@ def load_full_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[s
 
 
 def get_optimizer_parameter_names(model: nn.Module, optimizer: Any) -> list[str]:
-    """Return an optimizer's parameter names, in order; numbers for parameters not in the model."""
+    """Return names in the optimizer's order; numbers for parameters not in the model."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [names.get(id(parameter), str(index)) for index, parameter in enumerate(parameters)]
 
 
 def is_keyed_by_name(state: Any) -> bool:
-    """Return whether an optimizer's state has parameter names, as in checkpoints of sharded models."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     members = [member for group in groups for member in group["params"]] if isinstance(groups, list) else []
     return any(isinstance(member, str) for member in members)
 
 
 def key_by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return an optimizer's state, keyed by parameter names.
-
-    Parameters:
-        names: names of the optimizer's parameters, in the order of its groups.
-    """
+    """Return the state with `names`, in the order of the groups, in place of ids."""
     if is_keyed_by_name(state):
         return dict(state)
     param_ids = [param_id for group in state["param_groups"] for param_id in group["params"]]
@@ -138,10 +124,7 @@ def key_by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def key_by_id(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return an optimizer's state, keyed by ids as torch's optimizers load it.
-
-    Parameters:
-        names: names of the optimizer's parameters, in the order of its groups.
+    """Return the state with ids in place of names, as torch's optimizers load it.
 
     Raises:
         ValueError: the state has other parameters.
@@ -166,12 +149,9 @@ def _replace_keys(state: Mapping[str, Any], new_keys: Mapping[Any, Any]) -> dict
 
 
 def convert_to_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with the parameter ids and groups of the optimizer.
+    """Convert a state, keyed by names or ids, to the optimizer's parameter ids and groups.
 
     Sharded and replicated parameters of a sharded model are in separate groups.
-
-    Parameters:
-        state: keyed by parameter names or ids.
 
     Raises:
         ValueError: the state has other parameters.
@@ -193,7 +173,7 @@ def convert_to_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, A
 
 
 def convert_to_unsharded_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer state with the parameter ids and groups of the unsharded model."""
+    """Convert a state to the parameter ids and groups of the unsharded model."""
     groups = _get_unsharded_groups(model, optimizer.param_groups)
     converted = key_by_id(state, [name for names in groups for name in names])
     regrouped = _regroup(converted["param_groups"], [len(names) for names in groups])
@@ -201,7 +181,6 @@ def convert_to_unsharded_param_ids(model: nn.Module, optimizer: Any, state: Mapp
 
 
 def _get_unsharded_groups(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
-    """Return parameter names by unsharded group, in the model's order."""
     order_and_name = {id(parameter): (index, name) for index, (name, parameter) in enumerate(model.named_parameters())}
     number = itertools.count()
     merged: list[list[tuple[int, str]]] = []

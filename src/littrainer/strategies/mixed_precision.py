@@ -14,13 +14,12 @@ from littrainer.arguments.destinations import get_lightning_precision
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
 
-# Lightning's precision -> dtype of autocast.
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def get_autocast_dtype(args: Any) -> torch.dtype | None:
-    """Return the dtype for autocast; None without autocast, and with DeepSpeed."""
+    """Return None without autocast, and with DeepSpeed."""
     return None if has_deepspeed(args) else AUTOCAST_DTYPES.get(get_lightning_precision(args))
 
 

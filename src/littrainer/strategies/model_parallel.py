@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from littrainer.strategies.choice import TrainedModel
 
-# Argument -> keyword of Lightning's ModelParallelStrategy, and its value.
+# Argument -> keyword of Lightning's strategy, and its value.
 MODEL_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "parallelism_config.tp_size": ("tensor_parallel_size", tensor_parallel_size),
     "parallelism_config.dp_replicate_size * dp_shard_size": ("data_parallel_size", data_parallel_size),
@@ -40,10 +40,7 @@ MODEL_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
-    """ModelParallelStrategy for a Trainer's model.
-
-    Parameters:
-        trained: the model, which is sharded in place, its optimizer, and the arguments.
+    """ModelParallelStrategy for a Trainer's model, which is sharded in place.
 
     Raises:
         ValueError: the number of processes does not fit the requested layout.
@@ -90,11 +87,7 @@ class ResidentModelParallelStrategy(InPlaceStrategy, ModelParallelStrategy):
         self.set_up_in_place(trainer)
 
     def parallelize(self, model: nn.Module) -> None:
-        """Shard the model and an existing optimizer, unless they are sharded; called before each run.
-
-        Raises:
-            ValueError: the model cannot be sharded as requested.
-        """
+        """Shard the model and an existing optimizer, unless they are sharded; called before each run."""
         if is_a(model, "resharding module"):
             # Otherwise the optimizer would train gathered weights.
             reshard_gathered(model)
@@ -144,11 +137,10 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None
 
 
 def replace_parameters(optimizer: Any, names: dict[int, str], sharded: dict[str, nn.Parameter]) -> None:
-    """Replace an optimizer's parameters and their states by shards.
+    """Replace an optimizer's parameters and states by shards.
 
     Parameters:
         names: names of the unsharded parameters, by `id`.
-        sharded: the sharded parameters, by name.
     """
     for group in optimizer.param_groups:
         group["params"] = [sharded.get(names.get(id(parameter), ""), parameter) for parameter in group["params"]]

@@ -17,8 +17,6 @@ from littrainer.strategies.mixed_precision import autocast_forward, get_autocast
 
 
 class WrappingTrainer(TrainedModel, Protocol):
-    """The parts of a Trainer that wrapping its model reads."""
-
     lightning_module: Any
 
     def _wrap_model(self, model: nn.Module) -> nn.Module: ...
@@ -51,7 +49,6 @@ def autocast_and_compile(
 
     Parameters:
         wrapped: the model, or its compiled module of an earlier training.
-        wrap_in_ddp: wraps a module in DDP.
     """
     model = trainer.model
     dtype = get_autocast_dtype(trainer.args)
@@ -71,7 +68,6 @@ def autocast_and_compile(
 
 
 def get_compile_keywords(args: Any) -> dict[str, Any] | None:
-    """Return the keywords for `torch.compile`, or None without compilation."""
     backend = (args.torch_compile_backend or NO_COMPILATION).lower()
     if not args.torch_compile or backend == NO_COMPILATION:
         return None
@@ -112,7 +108,6 @@ def _get_ddp_wrapper(lightning_module: Any) -> Any:
 
 
 def _is_reusable(wrapped: Any, model: nn.Module, lightning_module: Any) -> bool:
-    """Return whether an earlier wrapper suits the training that starts."""
     inner = wrapped._orig_mod if is_compiled(wrapped) else wrapped
     if _get_ddp_wrapper(lightning_module) is None:
         return not isinstance(inner, nn.parallel.DistributedDataParallel)

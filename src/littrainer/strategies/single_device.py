@@ -69,7 +69,6 @@ class InPlaceStrategy(Strategy):
     """Base class of strategies that leave model and optimizer on their device."""
 
     def set_up_in_place(self, trainer: pl.Trainer) -> None:
-        """Prepare a run without moving or wrapping the model."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
@@ -95,11 +94,7 @@ def block_backward_sync(strategy: Any) -> Any:
 
 
 def disable_gradient_sync(model: Any) -> AbstractContextManager[Any]:
-    """Return a context without gradient sync.
-
-    Parameters:
-        model: an FSDP2 module or a wrapper with `no_sync`; for other models the context does nothing.
-    """
+    """Return a context that stops the gradient sync of FSDP2 modules and of wrappers with `no_sync`."""
     if is_a(model, "resharding module"):
         return _disable_fsdp2_sync(model)
     no_sync = getattr(model, "no_sync", None)
@@ -119,7 +114,6 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
     """SingleDeviceStrategy that never moves a model with a device map."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run as Lightning does; a model with a device map stays in place."""
         assert self.model is not None
         if is_immovable(self.model):
             self.set_up_in_place(trainer)
@@ -127,7 +121,6 @@ class ResidentSingleDeviceStrategy(InPlaceStrategy, SingleDeviceStrategy):
             super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move the model, unless it is on the device already."""
         model: Any = self.model
         if model.device != self.root_device or not is_on_device(model, self.root_device):
             super().model_to_device()

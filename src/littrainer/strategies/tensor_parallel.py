@@ -24,10 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicateWithGradAllReduce(ParallelStyle):
-    """Style of a replicated layer that each process applies to its slice of the activations, such as norms of heads.
-
-    Gradients are summed over the processes.
-    """
+    """Style (sums gradients) of a replicated layer that each process applies to its slice, such as norms of heads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -50,13 +47,12 @@ class ReplicateWithGradAllReduce(ParallelStyle):
 
 
 class Style(NamedTuple):
-    """A style of a plan.
+    """Style of a plan.
 
     Parameters:
-        create: creates torch's style.
         dimension: sharded dimension of the layer's weight; None: replicated.
         layer: class of layers that support the style.
-        split: attribute of the layer, a number of features, that the number of processes must divide.
+        split: number of features, an attribute of the layer, that the number of processes must divide.
     """
 
     create: Callable[[], ParallelStyle]
@@ -103,11 +99,6 @@ def parallelize_by_plan(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def get_tp_plan(model: nn.Module) -> Mapping[str, str]:
-    """Return a model's tensor parallel plan.
-
-    Raises:
-        ValueError: the model has no plan, or has adapters.
-    """
     name = type(model).__name__
     if is_a(model, "peft model"):
         raise ValueError(
@@ -126,9 +117,6 @@ def get_tp_plan(model: nn.Module) -> Mapping[str, str]:
 
 def find_layer_styles(model: nn.Module, plan: Mapping[str, str], processes: int) -> dict[str, str]:
     """Return the style of each layer in a plan.
-
-    Parameters:
-        processes: number of processes to shard each layer over.
 
     Raises:
         ValueError: a style is unknown or does not fit its layer, or features or heads are not divisible.

@@ -30,10 +30,7 @@ ADAPTED_CLASSES: tuple[tuple[type[Strategy], type[Strategy]], ...] = (
 
 
 def adapt_strategy(strategy: Any, trained: TrainedModel) -> Any:
-    """Return an adapted copy of the user's strategy, for a new `lightning.Trainer`.
-
-    Parameters:
-        strategy: a strategy, which is not modified, or a name in Lightning's registry.
+    """Adapt a copy of the user's strategy, or a name in Lightning's registry, for a new `lightning.Trainer`.
 
     Raises:
         ValueError: the strategy starts processes, or is a DeepSpeedStrategy.
@@ -67,7 +64,7 @@ def _copy_adapted(strategy: Any) -> Any:
             "strategy='ddp', and start it with `littrainer run --devices N script.py` or torchrun."
         )
     base = next((base for kind, base in ADAPTED_CLASSES if isinstance(strategy, kind)), None)
-    # Always copy: a strategy serves a single lightning.Trainer, and each training creates another.
+    # Always copy: a strategy serves a single lightning.Trainer.
     if base is None or isinstance(strategy, base):
         return copy.copy(strategy)
     kind = _make_adapted_class(type(strategy), base)

@@ -81,7 +81,6 @@ class TrackerCallback(TrainerCallback):
 
     @property
     def display_name(self) -> str:
-        """Return the name that warnings use."""
         return self.service or type(self).__name__
 
     # ---- Overridden by services --------------------------------------------------------------------------------------
@@ -188,7 +187,6 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start a run, unless a run exists."""
         self.begin_training(args, state)
         self.set_up_once(args, state, model, **kwargs)
 
@@ -201,7 +199,7 @@ class TrackerCallback(TrainerCallback):
             self._initialized = False
 
     def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Call `setup`, with the keywords that it accepts, unless it has been called."""
+        """Call `setup` once, with the keywords that it accepts."""
         if not self._initialized:
             parameters = inspect.signature(self.setup).parameters
             if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -211,7 +209,6 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
-        """Report logged values."""
         self.set_up_once(args, state, model, **kwargs)
         if state.is_world_process_zero:
             self.write_logs(dict(logs or {}), args, state, model)
@@ -220,7 +217,6 @@ class TrackerCallback(TrainerCallback):
     def on_predict(
         self, args: Any, state: Any, control: Any, metrics: Any = None, model: Any = None, **kwargs: Any
     ) -> None:
-        """Report the metrics of a prediction, if `reports_predictions`."""
         if self.reports_predictions:
             self.set_up_once(args, state, model, **kwargs)
             if state.is_world_process_zero:
@@ -228,7 +224,6 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the checkpoint, if `uploads_checkpoints`."""
         if self.uploads_checkpoints and self._initialized and state.is_world_process_zero:
             folder = Path(self.trial_folder or args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
             if folder.is_dir():
@@ -240,13 +235,11 @@ class TrackerCallback(TrainerCallback):
     def on_train_end(
         self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
     ) -> None:
-        """Call `end_run`."""
         if self._initialized and state.is_world_process_zero:
             self.end_run(args, state, model, processing_class)
 
     @survives_failure
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
-        """Call `end_failed_run`, after an error or interruption."""
         if self._initialized and state.is_world_process_zero:
             self.end_failed_run(args, state, error)
 
@@ -266,7 +259,6 @@ class TrackerCallback(TrainerCallback):
 
 
 def get_model_config(model: Any) -> dict[str, Any]:
-    """Return a model's configuration, or an empty dict, with secrets masked."""
     config = getattr(model, "config", None)
     if config is None:
         return {}
@@ -274,7 +266,6 @@ def get_model_config(model: Any) -> dict[str, Any]:
 
 
 def mask_arguments(args: Any) -> dict[str, Any]:
-    """Return the training arguments as plain values, with secrets masked."""
     values = {**args.to_dict(), "report_to": [format_tracker(tracker) for tracker in list_trackers(args.report_to)]}
     if "lightning" in values:
         # Loggers and plugins may have secrets as attributes.
@@ -287,7 +278,6 @@ def _path_or_class_name(value: Any) -> str:
 
 
 def collect_hyperparameters(args: Any, model: Any) -> dict[str, Any]:
-    """Return the parameters of a run: the model's configuration, updated by the arguments."""
     parameters = {**get_model_config(model), **mask_arguments(args)}
     peft_config = getattr(model, "peft_config", None)
     return parameters if peft_config is None else {"peft_config": peft_config, **parameters}
@@ -312,7 +302,6 @@ def rename_for_trackers(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_summary_values(logs: dict[str, Any]) -> dict[str, Any]:
-    """Return logged values without `SUMMARY_VALUES`, under the names that trackers show."""
     return rename_for_trackers({name: value for name, value in logs.items() if name not in SUMMARY_VALUES})
 
 
@@ -337,12 +326,10 @@ def drop_non_numbers(logs: dict[str, Any], service: str) -> dict[str, float | in
 
 @functools.cache
 def warn_not_a_number(service: str, name: str, kind: str) -> None:
-    """Warn, once for each service and name, that a value is not reported."""
     logger.warning("%s: the logged value %r is left out, because it is a %s and not a number.", service, name, kind)
 
 
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
-    """Write a model as `Trainer.save_model` does."""
     from littrainer.checkpoint.weights import write_weights
     from littrainer.checkpoint.writer import write_tokenizer_and_args
 

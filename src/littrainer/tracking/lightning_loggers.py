@@ -84,18 +84,12 @@ class _LoggerTracker(TrackerCallback):
 
 
 def get_shared_loggers(callbacks: Iterable[Any]) -> list[Any]:
-    """Return Lightning loggers that write to the runs of the trackers among callbacks."""
     trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
 
 
 def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None:
-    """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`.
-
-    Parameters:
-        source: the object with the keywords for `lightning.Trainer`.
-        handler: the callbacks to extend.
-    """
+    """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`."""
     keyword = get_lightning_keywords(source).get("logger")
     if count_development_batches(source):
         return
@@ -110,7 +104,6 @@ def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None
 
 
 def _default_logger(folder: str) -> Any:
-    """Return the logger that Lightning creates for `logger=True`."""
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
     try:

@@ -167,7 +167,7 @@ class MLflowCallback(TrackerCallback):
 
 
 def _flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts, with names joined by dots; empty dicts stay."""
+    """Join names of nested dicts by dots; empty dicts stay."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         is_nested = isinstance(value, dict) and value

@@ -26,9 +26,6 @@ logger = logging.getLogger(__name__)
 def create_trackers(report_to: Any) -> list[Any]:
     """Create the callbacks for the services in `report_to`.
 
-    Parameters:
-        report_to: names, `"all"`, `"none"`, None, Lightning loggers, or a list of names and loggers.
-
     Raises:
         TypeError: an item is neither a name nor a Lightning logger.
         ValueError: a name is unknown.
@@ -51,17 +48,12 @@ def create_trackers(report_to: Any) -> list[Any]:
 
 
 def get_tracker_classes(report_to: Any) -> list[type]:
-    """Return the callback classes of the services in `report_to`; raise ValueError for unknown names."""
     names = list_trackers(report_to)
     return [get_tracker_class(name) for name in (list_available_services() if names == ["all"] else names)]
 
 
 def get_tracker_class(name: Any) -> type:
-    """Return the callback class of a service, or of a name that a script has added to transformers' table.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """Return the callback class of a service, or of a name that a script has added to transformers' table."""
     added = getattr(sys.modules.get("transformers.integrations.integration_utils"), "INTEGRATION_TO_CALLBACK", {})
     if name not in SERVICES and name in added:
         return added[name]
@@ -71,7 +63,6 @@ def get_tracker_class(name: Any) -> type:
 
 
 def set_trial_folder(callbacks: Iterable[Any], folder: str | None) -> None:
-    """Set the folder of the next trial, or None outside of a search, on the trackers among callbacks."""
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):
             callback.trial_folder = None if folder is None else Path(folder)

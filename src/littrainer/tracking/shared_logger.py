@@ -8,8 +8,6 @@ from lightning.pytorch.loggers import Logger
 
 
 class SharesRun(Protocol):
-    """The part of `TrackerCallback` that a shared logger uses."""
-
     has_failed: bool
 
     @property
@@ -31,7 +29,7 @@ class SharedLogger(Logger):
         self._tracker = tracker
 
     def _find(self) -> Any:
-        """Return the tracker's logger; None before the run's start, and after a failure of the service."""
+        """Return None before the run's start, and after a failure of the service."""
         if self._tracker.has_failed:
             return None
         try:
@@ -50,22 +48,18 @@ class SharedLogger(Logger):
 
     @property
     def name(self) -> str:
-        """Return the name of the run."""
         return getattr(self._find(), "name", None) or ""
 
     @property
     def version(self) -> int | str:
-        """Return the version of the run."""
         version = getattr(self._find(), "version", None)
         return "" if version is None else version
 
     @property
     def save_dir(self) -> str | None:
-        """Return the folder of the logger's files."""
         return getattr(self._find(), "save_dir", None)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Write metrics of Lightning's callbacks."""
         step_metric = self._tracker.step_metric
         if step_metric is None or step is None:
             self._call("log_metrics", metrics, step)
@@ -73,11 +67,9 @@ class SharedLogger(Logger):
             self._call("log_metrics", {**metrics, step_metric: step})
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Write hyperparameters of Lightning's callbacks."""
         self._call("log_hyperparams", params, *args, **kwargs)
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Notify the logger of a saved checkpoint."""
         self._call("after_save_checkpoint", checkpoint_callback)
 
     def __getattr__(self, name: str) -> Any:

@@ -47,7 +47,6 @@ class TensorBoardCallback(TrackerCallback):
         self.tb_writer = self.lightning_logger.experiment
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Start new event files for each training, in a folder for each trial."""
         if not self._is_trial:
             self._folder_outside_search = self.logging_dir
         if self.lightning_logger is not None and (self._is_trial or state.is_hyper_param_search):

@@ -41,7 +41,6 @@ class TrackioCallback(TrackerCallback):
         self._is_training_over = False
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Start a new run for each training."""
         if self._is_training_over:
             # An evaluation may have reopened the last run.
             if self._initialized and state.is_world_process_zero:
@@ -123,6 +122,6 @@ class TrackioCallback(TrackerCallback):
 
 
 def make_static_space_name(project: str) -> str:
-    """Make a name that the Hub accepts from a project's, with six random characters to make it unique."""
+    """Make a unique name that the Hub accepts, with six random characters."""
     plain = re.sub(r"[^a-z0-9._]+|-+", "-", project.lower()).strip("-_.") or "trackio-project"
     return f"{plain[:MAX_PROJECT_CHARACTERS].rstrip('-')}-static-{secrets.token_hex(3)}"

@@ -72,7 +72,6 @@ class WandbCallback(TrackerCallback):
         self.uploads_checkpoints = self._log_model is WandbLogModel.CHECKPOINT
 
     def begin_training(self, args: Any, state: Any) -> None:
-        """Start a new run, and name for each trial of a search."""
         super().begin_training(args, state)
         if state.is_hyper_param_search:
             self.end_trial()
