@@ -1,1 +1,1 @@
-"""`TFTrainer` of the first edition of the interface, for Keras 3 models on their torch backend."""
+"""`TFTrainer` for Keras 3 models on their torch backend."""

@@ -1,4 +1,4 @@
-"""Samples and batches (features, labels) as dicts, which the Trainer reads."""
+"""Samples and batches (features, labels) as dicts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def split_sample(sample: Any) -> dict[str, Any]:
 
 
 class PairDataset(Dataset[Sample]):
-    """A dataset of pairs (features, labels) as dicts."""
-
     def __init__(self, source: Any):
         self.source = source
 
@@ -42,7 +40,6 @@ class PairDataset(Dataset[Sample]):
 
 
 def to_pair_dataset(source: Any, name: str) -> PairDataset | None:
-    """Convert a sequence, a torch dataset or an unbatched tf.data.Dataset."""
     if source is None or isinstance(source, PairDataset):
         return source
     if is_tensorflow_dataset(source) and source.cardinality() >= 0:
@@ -63,7 +60,7 @@ def _is_array(value: Any) -> bool:
 
 
 def is_tensorflow_dataset(source: Any) -> bool:
-    """Return whether a dataset is a tf.data.Dataset, without an import."""
+    """Recognize a tf.data.Dataset without an import."""
     packages = {base.__module__.partition(".")[0] for base in type(source).__mro__}
     return "tensorflow" in packages and hasattr(source, "as_numpy_iterator")
 
@@ -72,7 +69,6 @@ def is_tensorflow_dataset(source: Any) -> bool:
 
 
 def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Stack samples, with `labels` if all have labels."""
     has_labels = all(sample.get(LABELS) is not None for sample in samples)
     names = (FEATURES, LABELS) if has_labels else (FEATURES,)
     return {name: _stack([to_tensors(sample[name], name) for sample in samples], name) for name in names}
@@ -100,7 +96,6 @@ def _shape(value: Any) -> Any:
 
 
 def to_tensors(value: Any, name: str) -> Any:
-    """Convert numbers and arrays to tensors, and float64 to float32."""
     if isinstance(value, Mapping):
         return {key: to_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in value):
@@ -116,14 +111,12 @@ def to_tensors(value: Any, name: str) -> Any:
                 f"The {name} hold {value!r:.80}, and a Keras model on torch takes numbers: encode or drop it in the "
                 "dataset."
             )
-        # torch shares memory, and warns of read-only arrays.
+        # torch warns of read-only arrays.
         array = torch.from_numpy(array if array.flags.writeable and array.flags.c_contiguous else array.copy())
     return array.float() if array.dtype == torch.float64 else array
 
 
 class BatchedPairs:
-    """A Trainer's loader with batches (features, labels)."""
-
     def __init__(self, loader: Any):
         self.loader = loader
 
@@ -135,8 +128,6 @@ class BatchedPairs:
 
 
 class ScriptBatches(IterableDataset[Sample]):
-    """A dataset of a script's batches, up to a number of steps in each epoch."""
-
     def __init__(self, source: Any, steps: int | None):
         self.source, self.steps = source, steps
 
@@ -147,8 +138,6 @@ class ScriptBatches(IterableDataset[Sample]):
 
 
 class ScriptLoader(DataLoader[Sample]):
-    """A loader of a script's batches, with counts if known."""
-
     # DataLoader's constructor checks assignments.
     steps: int | None = None
     num_examples: int | None = None
@@ -164,7 +153,7 @@ class ScriptLoader(DataLoader[Sample]):
 
 
 def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
-    """Return a loader of a `get_*_tfdataset` result, a tuple if `has_counts`."""
+    """Return a loader of a `get_*_tfdataset` result."""
     batches, steps, num_examples = returned, None, None
     if has_counts:
         if not isinstance(returned, tuple) or len(returned) != 3:

@@ -1,4 +1,4 @@
-"""A check of Keras models, and their nn.Module."""
+"""Checks of Keras models, and their nn.Module."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import nn
 
 from littrainer.runtime.nested_values import PADDING
 
-# Keras counts layers over all models of a process: "dense", "dense_1".
+# Keras counts over all models of a process: "dense_1".
 COUNT_SUFFIX = re.compile(r"_\d+$")
 WITHOUT_DECAY = re.compile(r"bias|norm|/(gamma|beta)$", re.IGNORECASE)
-# Package of a base class -> framework.
 OTHER_FRAMEWORKS = {"tensorflow": "TensorFlow", "tf_keras": "TensorFlow", "jax": "JAX", "flax": "JAX"}
 ON_TORCH = (
     "Set the environment variable KERAS_BACKEND=torch before keras is imported, as in "
@@ -26,7 +25,6 @@ ON_TORCH = (
 
 
 def check_model(model: Any) -> None:
-    """Raise an error unless a model is Keras 3 on torch."""
     name = type(model).__name__
     packages = [base.__module__.partition(".")[0] for base in type(model).__mro__]
     backend = next((OTHER_FRAMEWORKS[package] for package in packages if package in OTHER_FRAMEWORKS), None)
@@ -58,7 +56,7 @@ def check_trainable(model: Any) -> None:
 
 
 class KerasModule(nn.Module):
-    """A module around a built Keras model, whose state dict has the same names in each process."""
+    """A module around a built Keras model, with the same names in each process."""
 
     accepts_loss_kwargs = True
     main_input_name = "features"
@@ -95,7 +93,6 @@ class KerasModule(nn.Module):
         return self
 
     def apply_constraints(self, *after_step: Any) -> None:
-        """Apply constraints after an optimizer step."""
         for variable in self.keras_model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
@@ -113,7 +110,7 @@ class KerasModule(nn.Module):
 
 
 def get_stable_names(model: Any) -> dict[str, Any]:
-    """Return variables by names that count layers within the model instead of the process."""
+    """Name variables by layers counted within the model."""
     metric_ids = {id(variable) for variable in model.metrics_variables}
     names: dict[str, Any] = {}
     parts_below: dict[str, dict[str, str]] = {}
@@ -141,10 +138,7 @@ def _make_unique(names: Any, name: str) -> str:
 
 
 def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
-    """Return loss and logits of a batch; without labels the loss is None.
-
-    The loss is that of `compile`, `compute_loss` or the model's `call`.
-    """
+    """Return loss (None without labels) and logits of a batch."""
     import keras
 
     is_compiled = getattr(model, "compiled", False) and getattr(model, "loss", None) is not None
@@ -179,7 +173,7 @@ def _split_outputs(outputs: Any, has_labels: bool) -> tuple[Any, Any]:
 
 
 def count_instances(labels: Any) -> torch.Tensor:
-    """Return the number of integer labels other than -100, or of rows for other labels; the first of several counts."""
+    """Count integer labels other than -100, or rows for other labels; use the first of several counts."""
     while not isinstance(labels, torch.Tensor):
         labels = next(iter(labels.values() if isinstance(labels, Mapping) else labels))
     if labels.is_floating_point() or labels.dim() == 0:

@@ -1,4 +1,4 @@
-"""`TFTrainer`: the documented methods of the interface's first edition, for a Keras 3 model on torch."""
+"""`TFTrainer`: the methods of the interface's first edition, for a Keras 3 model on torch."""
 
 from __future__ import annotations
 
@@ -56,11 +56,9 @@ REFUSED = {
 
 
 class KerasTrainer(Trainer):
-    """A Trainer that calls the overridable methods of a `TFTrainer`."""
-
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # Loss and prepared model of the owner's current step.
+        # For the owner's current step.
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
@@ -101,7 +99,6 @@ class KerasTrainer(Trainer):
 
     @contextlib.contextmanager
     def _prepare_owner_step(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
-        """Set the model for a step of the owner; yield features and labels."""
         inputs = self._prepare_inputs(inputs)
         self.loss_of_step, self.model_of_step = None, model
         with self.compute_loss_context_manager():
@@ -131,7 +128,6 @@ class KerasTrainer(Trainer):
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
-        """Return logits, and with labels the loss, by the current step's model."""
         model = self.model if self.model_of_step is None else self.model_of_step
         model.train(training)
         outputs: dict[str, Any] = model(features, labels, number_of_instances)
@@ -375,7 +371,6 @@ class TFTrainer:
         return run_keras_model(self.model, features, labels, training)
 
     def _run_on_device(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
-        """Call `run_model` on the arguments' device."""
         import keras
 
         with keras.device(str(self.args.device)):

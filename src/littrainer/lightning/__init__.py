@@ -1,1 +1,1 @@
-"""The module and data module for Lightning users, and methods that Lightning adds to a Trainer."""
+"""The modules for Lightning users, and methods that Lightning adds to a Trainer."""

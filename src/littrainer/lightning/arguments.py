@@ -1,4 +1,4 @@
-"""Training arguments for programs in which a `lightning.Trainer` decides on devices, length and precision."""
+"""Training arguments under a `lightning.Trainer`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ModuleArguments(Seq2SeqTrainingArguments):
 
 
 def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
-    """Return training arguments, or build them from names and values.
+    """Return or build training arguments.
 
     Raises:
         TypeError: the source has another type, or a name is unknown.
@@ -60,7 +60,7 @@ def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:
 
 
 def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, without secrets and objects."""
+    """Return non-default arguments, without secrets and objects."""
     default = _defaults()
     return {
         name: value
@@ -81,7 +81,7 @@ def list_argument_names() -> list[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether `repr` of a value is code that creates it."""
+    """Return whether `repr` is code that creates the value."""
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and is_plain(entry) for name, entry in value.items())
     if type(value) in (list, tuple):
@@ -120,7 +120,6 @@ class ArgumentsUnderLightning:
 
     @property
     def parallelism_config(self) -> dict[str, int]:
-        """Sizes of data parallelism and tensor parallelism."""
         sampler_kwargs: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
         replicas = int(sampler_kwargs["num_replicas"]) if sampler_kwargs else self.world_size
         return {"dp_replicate_size": replicas, "tp_size": self.world_size // replicas}

@@ -38,12 +38,11 @@ logger = logging.getLogger(__name__)
 
 # Returns the divisor of a window's loss.
 CountItems = Callable[[list[Any]], Any]
-# Fields of a position in a `TrainerDataModule`'s state.
 SAVED_FIELDS = ("epoch", "micro_batches", "sizes", "data", "random", "order_seed")
 
 
 def parse_positions(state: dict[str, Any]) -> list[DataPosition]:
-    """Return the positions by rank from a `TrainerDataModule`'s state; raise a ValueError for another version."""
+    """Return the positions by rank; raise a ValueError for another version."""
     if state.get("version") != DATA_VERSION:
         raise ValueError(
             f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
@@ -58,7 +57,7 @@ def _restore_random_states(position: DataPosition) -> None:
 
 
 class TrainingBatches:
-    """The batches of a training; Lightning iterates it once in each epoch.
+    """The batches of a training, which Lightning iterates once in each epoch.
 
     Parameters:
         count_items: counts the items of a window; None reads single batches.
@@ -87,15 +86,13 @@ class TrainingBatches:
         # A checkpoint's position until reading begins, and whether Lightning has not announced its epoch.
         self._position: DataPosition | None = None
         self._is_unannounced = False
-        # True if a checkpoint's epoch has no more batches.
         self._is_epoch_exhausted = False
         self._windows: WindowLoader | None = None
-        # The epoch read last.
         self._epoch: int | None = None
-        # Lightning announces an epoch before or after its first batch is read.
+        # Lightning announces an epoch before or after its first batch.
         self._epochs_announced = self._epochs_begun = 0
         self._window_start: DataPosition | None = None
-        # `batch_idx` of the last batch -> its place in a window.
+        # `batch_idx` -> place in a window.
         self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
@@ -104,7 +101,6 @@ class TrainingBatches:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The sizes that a position depends on."""
         is_sized = has_length(self.loader)
         return {
             "micro_batch": self.args.train_batch_size,
@@ -115,22 +111,22 @@ class TrainingBatches:
 
     @property
     def _batches_to_read(self) -> int:
-        """Batches of an epoch up to Lightning's limit; a huge number if unknown."""
+        """Count batches of an epoch up to Lightning's limit; a huge number if unknown."""
         length = len(self) if has_length(self) else sys.maxsize
         return int(min(length, self.pl_trainer.num_training_batches))
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """The object on which Lightning calls `sampler.set_epoch`, and DeepSpeed reads `batch_size`."""
-        # Lightning would warn of the loader's sampler under `overfit_batches`.
+        """Return the object on which Lightning calls `sampler.set_epoch`, and DeepSpeed reads `batch_size`."""
+        # Lightning would warn of a sampler under `overfit_batches`.
         return SimpleNamespace(sampler=self, batch_size=self.args.train_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state, as Lightning requires; the data module stores the position."""
+        """Return an empty state: the data module stores the position."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing."""
+        pass
 
     # ---- Position ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +186,7 @@ class TrainingBatches:
         return self._position
 
     def _match_to_sizes(self, position: DataPosition) -> DataPosition:
-        # `num_examples` may differ by an incomplete last batch.
+        # An incomplete last batch may change `num_examples`.
         now, then = self.sizes, position.sizes or {}
         changed = find_changed_sizes(now, then, ignored=("num_examples",))
         if not changed:
@@ -220,7 +216,6 @@ class TrainingBatches:
         return micro_batches - micro_batches % self.args.gradient_accumulation_steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin or resume an epoch before its hooks."""
         self._epochs_announced += 1
         self._is_epoch_exhausted = False
         position, is_new = self._position_to_resume(), self._is_unannounced
@@ -334,7 +329,7 @@ class TrainingBatches:
 
 
 class EvaluationBatches:
-    """The batches of an evaluation; each iteration creates a loader, unless it has persistent workers."""
+    """The batches of an evaluation, with a loader for each iteration, unless workers persist."""
 
     def __init__(self, make_loader: Callable[[], PrefetchLoader]):
         self._make_loader = make_loader
@@ -343,7 +338,6 @@ class EvaluationBatches:
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler, for the indices of predicted samples."""
         return self.loader.batch_sampler
 
     def __len__(self) -> int:

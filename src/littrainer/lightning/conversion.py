@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFIX = "model."
-# Keys of a `TrainerDataModule`'s state.
 DATA_STATE_KEYS = {"version", "processes"}
 NEW_TRAINING = "Load its model (TransformersModule.load_from_checkpoint) and start a new training."
 # The Hub gets no folder with this prefix.
@@ -79,7 +78,7 @@ def checkpoint_to_lightning(
         ValueError: the checkpoint is damaged.
         RuntimeError: the weights are another model's.
     """
-    # A Trainer imports this module without Lightning.
+    # Keeps Lightning's import out of a Trainer.
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
     from littrainer.lightning.model_source import checkpoint_metadata, get_displayed_hyper_parameters
     from littrainer.lightning.module import TransformersModule
@@ -195,7 +194,7 @@ class LightningCheckpoint:
         self.path = path
         self.content: dict[str, Any] = self._load()
         self.metadata: dict[str, Any] = self.content[MARK]
-        # Positions by rank; empty without a `TrainerDataModule`.
+        # By rank; empty without a `TrainerDataModule`.
         self.positions: list[DataPosition] = []
         for value in self.content.values():
             if isinstance(value, dict) and value.keys() == DATA_STATE_KEYS and value["version"] == DATA_VERSION:
@@ -228,7 +227,7 @@ class LightningCheckpoint:
         return content
 
     def write_trainer_folder(self, folder: Path, model: nn.Module, args: TrainingArguments) -> None:
-        """Write a folder that a Trainer with these arguments can resume, atomically."""
+        """Write atomically a folder that a Trainer can resume."""
         files, state = self._files(args), self._trainer_state(args)
         weights, differences = match_to_model(model, self._model_weights())
         refuse_mismatched_weights(model, self.path, differences, to_resume=True)
@@ -320,7 +319,7 @@ class LightningCheckpoint:
 
 
 def _data_with_order(position: DataPosition) -> dict[str, Any] | None:
-    """Return the data's progress with its order, which the Trainer's seed must not change."""
+    """Return the data's progress with its order, which the seed must not change."""
     data, seed = position.data, position.order_seed
     return data if data is None or seed is None else {**data, "order_seed": seed, "order_is_kept": True}
 

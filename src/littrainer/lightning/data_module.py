@@ -1,4 +1,4 @@
-"""The data module for Lightning with the Trainer's samplers, collators, columns, sharding and resume."""
+"""The data module for Lightning with a Trainer's data loading and resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
 
-# Dataset -> its loader method.
 LOADERS = {
     "train_dataset": "train_dataloader",
     "eval_dataset": "val_dataloader",
@@ -332,5 +331,5 @@ class TrainerDataModule(pl.LightningDataModule):
         if state is None:
             return None
         positions, rank = parse_positions(state), 0 if self.trainer is None else self.trainer.global_rank
-        # A new process begins at rank 0's position.
+        # New processes begin at rank 0's position.
         return positions[rank] if rank < len(positions) else replace(positions[0], data=None, random=None)

@@ -23,7 +23,7 @@ from littrainer.lightning.preparation import get_model_inputs
 from littrainer.lightning_adapter.lightning_internals import log_for_dataloader
 
 VALIDATION, TEST = "val", "test"
-# Prefixes that metric functions for a Trainer may add.
+# Metric functions for a Trainer may add these.
 PREFIXES = ("eval_", "val_", "test_")
 
 
@@ -42,18 +42,17 @@ def is_monitored(name: str, callbacks: Iterable[Any]) -> bool:
 
 
 def find_loader_and_affixes(loaders: Any, stage: str, index: int) -> tuple[Any, str, str]:
-    """Return the loader of a step's `dataloader_idx`, and prefix and suffix of its metrics."""
+    """Return the loader, and prefix and suffix of its metrics."""
     if isinstance(loaders, Mapping):
         name = list(loaders)[index]
         return loaders[name], f"{stage}_{name}", ""
     if not isinstance(loaders, (list, tuple)):
         return loaders, stage, ""
-    # Lightning's suffix for several loaders.
     return loaders[index], stage, f"/dataloader_idx_{index}" if len(loaders) > 1 else ""
 
 
 def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are numbers; warn of others."""
+    """Return numeric metrics; warn of others."""
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Number)}  # type: ignore[arg-type]
     skipped = [name for name in metrics if name not in numbers]
     if skipped:
@@ -64,7 +63,7 @@ def select_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Evaluations:
-    """The state of an evaluation, with `streaming` metrics that are updated in each batch, or None."""
+    """The state of an evaluation, with `streaming` metrics, or None."""
 
     def __init__(self, streaming: StreamingMetrics | None):
         self._streaming = streaming
@@ -73,7 +72,7 @@ class Evaluations:
         self._finished: list[tuple[int, dict[str, Any]]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the module does not continue the evaluation.
+        # Copies do not continue the evaluation.
         return {"_streaming": self._streaming, "_current": None, "_finished": []}
 
     def begin(self, pl_trainer: Any, stage: str) -> None:
@@ -88,7 +87,6 @@ class Evaluations:
             check_equal_lengths(batches, "data of a test" if stage == TEST else "data of a validation")
 
     def step(self, module: Any, stage: str, batch: Any, index: int) -> dict[str, Any]:
-        """Evaluate a batch of the loader `index` of a stage."""
         if self._current is None or self._current[0] != index:
             self._finish_loader()
             loaders = module.trainer.test_dataloaders if stage == TEST else module.trainer.val_dataloaders
@@ -104,7 +102,7 @@ class Evaluations:
     def end(self, module: Any) -> None:
         self._finish_loader()
         finished, self._finished = self._finished, []
-        # The values are the same in all processes; `sync_dist` prevents a warning.
+        # `sync_dist` prevents a warning; the values are equal.
         keywords = {"prog_bar": True, "add_dataloader_idx": False, "sync_dist": module.trainer.world_size > 1}
         for position, (index, metrics) in enumerate(finished):
             with log_for_dataloader(module.trainer, index, position - len(finished)):
@@ -118,11 +116,7 @@ class Evaluations:
 
 
 class LoaderEvaluation(CollectedOutputs):
-    """The collected outputs of a loader's batches, in all processes.
-
-    Parameters:
-        prefix, suffix: added to the metrics' names.
-    """
+    """The collected outputs of a loader's batches, in all processes."""
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):
         self.module = module
@@ -173,7 +167,7 @@ class LoaderEvaluation(CollectedOutputs):
         self.move_to_host_if_due()
 
     def finish(self) -> dict[str, Any]:
-        """Return loss and metrics, by name without prefix; the same in all processes."""
+        """Return loss and metrics by name without prefix, the same in all processes."""
         _, metrics, mean = self.results()
         if self.streaming is not None:
             # The metrics may hold predictions on the device.

@@ -1,4 +1,4 @@
-"""The training arguments that a module uses, and Lightning's equivalents of the others."""
+"""The training arguments that a module ignores, and Lightning's equivalents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
 SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
-# Argument -> keyword of lightning.Trainer, or other code.
 LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "num_train_epochs": "max_epochs",
     "max_steps": "max_steps",
@@ -48,14 +47,12 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "skip_memory_metrics": "callbacks=[DeviceStatsMonitor()]",
     "lightning": "its entries",
     "disable_tqdm": "enable_progress_bar",
-    # Logs
     **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step"), "log_every_n_steps"),
     **dict.fromkeys(("report_to", "run_name", "project", "logging_dir", "log_on_each_node"), LOGGERS),
     **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), LOGGERS),
     **dict.fromkeys(("include_num_input_tokens_seen", "log_speed"), "callbacks=[ThroughputMonitor(...)]"),
     **dict.fromkeys(("ema_decay", "ema_use"), "callbacks=[EMAWeightAveraging(decay=...)]"),
     **dict.fromkeys(("log_level", "log_level_replica"), LOG_LEVEL),
-    # Evaluation
     "eval_strategy": "val_check_interval, check_val_every_n_epoch and limit_val_batches",
     "eval_steps": "val_check_interval, which counts batches",
     "eval_delay": "check_val_every_n_epoch",
@@ -63,7 +60,6 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "eval_on_start": "trainer.validate() before trainer.fit()",
     "eval_use_gather_object": "outputs that are tensors",
     "batch_eval_metrics": "metrics of torchmetrics as compute_metrics",
-    # Checkpoints
     **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
     "restore_callback_states_from_checkpoint": CHECKPOINTS,
     "save_total_limit_best": CHECKPOINTS,
@@ -83,7 +79,6 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "jit_checkpoint_signals": "plugins=[SLURMEnvironment(requeue_signal=...)]",
     **dict.fromkeys(("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id"), HUB),
     **dict.fromkeys(("hub_strategy", "hub_always_push", "hub_revision"), HUB),
-    # Processes
     "parallelism_config": "strategy=ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=...)",
     "ddp_find_unused_parameters": 'strategy="ddp_find_unused_parameters_true"',
     **dict.fromkeys(("ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"), STRATEGY),
@@ -93,13 +88,12 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
 }
 
 
-# For `TrainerDataModule`.
 DATA_MODULE_ARGUMENTS = frozenset(
     name
     for name, spec in SPECS.items()
     if spec.reader in (ArgumentReader.LOADER, ArgumentReader.SAMPLER) or name in ("seed", "remove_unused_columns")
 ) - set(LIGHTNING_EQUIVALENTS)
-# For `TransformersModule`; scripts read the others.
+# Scripts read the others.
 MODULE_ARGUMENTS = frozenset(
     name for name, spec in SPECS.items() if spec.reader != ArgumentReader.SCRIPT and name != "output_dir"
 ) - {
@@ -118,7 +112,7 @@ def _matches_monitor_mode(args: TrainingArguments, pl_trainer: Any) -> bool:
     return not args.load_best_model_at_end or mode in modes
 
 
-# Argument -> whether a lightning.Trainer has its value, if visible.
+# Argument -> whether a lightning.Trainer has its value.
 MATCHES: dict[str, Callable[[Any, Any], bool]] = {
     "num_train_epochs": lambda args, run: args.max_steps > 0 or run.max_epochs == math.ceil(args.num_train_epochs),
     "max_steps": lambda args, run: run.max_steps == args.max_steps,

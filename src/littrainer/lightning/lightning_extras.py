@@ -1,6 +1,6 @@
 """The methods of `Trainer` that transformers' Trainer does not have.
 
-`lr_find` is the learning rate range test of Leslie Smith ("Cyclical learning rates", 2017).
+`lr_find` is Leslie Smith's range test ("Cyclical learning rates", 2017).
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEAN_DECAY = 0.98
-# The slope at a step is measured over 1/20 of all steps to both sides.
+# A slope extends over 1/20 of all steps to both sides.
 STEPS_PER_REACH = 20
-# The second needs memory for gradients of the first; others do not.
+# The second needs memory for gradients of the first.
 MAX_MICRO_BATCHES = 2
 
 
 class LightningExtras:
-    """Methods of a `Trainer` from Lightning and searches."""
-
     def lr_find(
         self: TrialContext,
         min_lr: float = 1e-8,
@@ -165,7 +163,7 @@ class LightningExtras:
 
 
 def _check_parameters(method: str, **parameters: tuple[Any, bool, str]) -> None:
-    """Raise a ValueError for the first parameter (value, is_valid, advice) that is invalid."""
+    """Raise a ValueError for the first invalid parameter (value, is_valid, advice)."""
     for name, (value, is_valid, advice) in parameters.items():
         if not is_valid:
             raise ValueError(f"{method}({name}={value!r}): give {advice}.")
@@ -264,7 +262,7 @@ class RangeTest:
 
 
 class _RisingRate(TrainerCallback):
-    """A callback that sets the learning rate of each step, and stops if losses explode."""
+    """A callback that sets the learning rates, and stops if losses explode."""
 
     def __init__(self, trainer: TrialContext, rates: list[float], threshold: float | None):
         self.trainer = trainer

@@ -1,4 +1,4 @@
-"""Sources, descriptions and export of a module's model."""
+"""Sources, descriptions and export of a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
 from littrainer.strategies.full_state import get_full_state_dict
 
-# The parameter `model` of a module.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
 
 CLASS, CONFIG = "class", "config"
@@ -76,7 +75,7 @@ def call_model_factory(function: Callable[..., Any]) -> nn.Module:
 
 
 def describe_model(model: nn.Module | None) -> dict[str, Any] | None:
-    """Return class and configuration of a model of transformers; None for other models."""
+    """Return class and configuration of a model of transformers, else None."""
     user_model: Any = None if model is None else unwrap_user_model(model)
     if user_model is None or not is_a(user_model, "pretrained model") or is_a(user_model, "peft model"):
         return None
@@ -123,7 +122,7 @@ def _import_transformers() -> Any:
 def checkpoint_metadata(
     model: nn.Module | None, args: TrainingArguments, pl_trainer: pl.Trainer | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of a checkpoint, in safe values without tokens."""
+    """Return metadata in safe values without tokens."""
     hyper_parameters = {"model": describe_model(model), "args": get_changed_arguments(args)}
     if pl_trainer is None:
         return {"version": MARK_VERSION, "hyper_parameters": hyper_parameters}
@@ -146,7 +145,6 @@ def get_displayed_hyper_parameters(module_class: type, args: TrainingArguments, 
 
 
 def init_kwargs_in_checkpoint(checkpoint: Any, module_class: type) -> dict[str, Any]:
-    """Return the keywords in a checkpoint that the class accepts."""
     if not isinstance(checkpoint, Mapping):
         return {}
     hyper_parameters = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
@@ -157,14 +155,13 @@ def init_kwargs_in_checkpoint(checkpoint: Any, module_class: type) -> dict[str, 
 
 
 def filter_init_kwargs(module_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that a class accepts; subclasses may have others."""
     parameters = inspect.signature(module_class.__init__).parameters  # type: ignore[misc]
     has_var_keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in keywords.items() if has_var_keywords or name in parameters}
 
 
 def read_init_kwargs(path: Any, module_class: type) -> dict[str, Any]:
-    """Return a module's keywords from a checkpoint; from a file only the model."""
+    """Return a module's keywords; from a file only the model."""
     if not isinstance(path, (str, os.PathLike)):
         return {}
     folder = Path(path)

@@ -106,7 +106,7 @@ class TransformersModule(DeferredClosureModule):
     ):
         super().__init__()
         self.args = resolve_arguments(args)
-        # No submodule: metrics are neither trained nor saved.
+        # Metrics are neither trained nor saved.
         vars(self)["compute_metrics"] = compute_metrics
         self.processing_class = processing_class
         self.data_collator = data_collator
@@ -119,7 +119,6 @@ class TransformersModule(DeferredClosureModule):
         self._model_factory: Any = None
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
-        # First micro-batch and sum of losses of the current optimizer step.
         self._window: MicroBatch | None = None
         self._window_loss: Any = 0.0
         self._is_loss_divided = False
@@ -201,7 +200,7 @@ class TransformersModule(DeferredClosureModule):
 
     @property
     def generates(self) -> bool:
-        """Whether predictions are generated tokens."""
+        """Return whether predictions are generated tokens."""
         return generation.is_generation_requested(self.args)
 
     @property
@@ -209,7 +208,7 @@ class TransformersModule(DeferredClosureModule):
         return type(self).prediction_outputs is not TransformersModule.prediction_outputs
 
     def attached_trainer(self) -> pl.Trainer | None:
-        """Return the lightning.Trainer of the module; None in your own loop or Fabric's."""
+        """Return the lightning.Trainer, or None in your own loop or Fabric's."""
         try:
             trainer = self.trainer
         except RuntimeError:
@@ -217,7 +216,7 @@ class TransformersModule(DeferredClosureModule):
         return trainer if isinstance(trainer, pl.Trainer) else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # For averages of weights, without the state of the run.
+        # For averages of weights.
         return {**super().__getstate__(), "_preparations": ExitStack(), "_window": None}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
@@ -291,7 +290,7 @@ class TransformersModule(DeferredClosureModule):
         return []
 
     def check_run(self, pl_trainer: pl.Trainer, stage: str) -> None:
-        """Raise an error for an unsupported training, and warn of arguments that the module ignores."""
+        """Raise an error for an unsupported training; warn of ignored arguments."""
         if stage != "fit":
             return
         if getattr(self, "_compiler_ctx", None) is not None:
@@ -324,12 +323,12 @@ class TransformersModule(DeferredClosureModule):
         self._preparations.close()
 
     def on_train_start(self) -> None:
-        """Put optimizers into training mode in Lightning's trials, which remove `RunHooks`."""
+        """Put optimizers into training mode in Lightning's trials."""
         if not has_run_hooks(self.trainer):
             self.set_optimizer_modes("train")
 
     def set_optimizer_modes(self, mode: str) -> None:
-        """Set "train" or "eval" in optimizers with modes, such as schedule-free optimizers."""
+        """Set "train" or "eval", for instance in schedule-free optimizers."""
         for optimizer in self.trainer.optimizers:
             if callable(getattr(optimizer, mode, None)):
                 getattr(optimizer, mode)()
@@ -609,7 +608,7 @@ class TransformersModule(DeferredClosureModule):
 
 
 def _module_hook(act: Callable[..., None]) -> Any:
-    """Return a hook that calls a function on a TransformersModule only."""
+    """Return a hook for a TransformersModule only."""
 
     def hook(self: pl.Callback, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         if isinstance(pl_module, TransformersModule):

@@ -1,4 +1,4 @@
-"""The preparation of a module's model: inputs, loss settings, training mode, sharding and schedule."""
+"""The preparation of a module's model and schedule."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ def get_model_inputs(batch: Any) -> dict[str, Any]:
 
 
 class ModuleLossSettings:
-    """The `LossSettings` of a model in a module."""
-
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
     _loss_reduction: LossReduction = UNKNOWN
@@ -57,7 +55,7 @@ class ModuleLossSettings:
         tensor_parallel_size: int,
     ):
         facts = read_model_facts(model)
-        # The module sets the world size of its lightning.Trainer later.
+        # The world size is set later.
         self.args = SimpleNamespace(
             world_size=1,
             average_tokens_across_devices=args.average_tokens_across_devices,
@@ -89,7 +87,7 @@ def set_training_mode(model: nn.Module, is_root: bool = True) -> None:
 
 
 def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int:
-    """Shard a model by a ModelParallelStrategy, and return the size of tensor parallelism."""
+    """Shard a model, and return the size of tensor parallelism."""
     if not isinstance(strategy, ModelParallelStrategy):
         return 1
     mesh: Any = strategy.device_mesh
@@ -116,7 +114,7 @@ def shard_model(model: nn.Module, strategy: Any, args: TrainingArguments) -> int
 
 
 def count_training_steps(pl_trainer: pl.Trainer) -> float:
-    """Return the optimizer steps, also with a GradientAccumulationScheduler, which Lightning ignores."""
+    """Count optimizer steps, also with a GradientAccumulationScheduler."""
     if pl_trainer.limit_train_batches == 0:
         return 0
     steps, epochs = pl_trainer.estimated_stepping_batches, pl_trainer.max_epochs or 0

@@ -1,4 +1,4 @@
-"""Trial steps with a Trainer that is restored afterwards, for `lr_find`, `scale_batch_size` and `check`."""
+"""Trial steps with a Trainer that is restored afterwards."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ TRIAL_ARGUMENTS: dict[str, Any] = {
 }
 # Their hooks cannot be removed from the parameters.
 OPTIMIZERS_IN_BACKWARD = ("layerwise", "lomo")
-# Restored attributes, up to a number for each object, since data is no state.
+# Up to a number for each object, since data is no state.
 CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
 MAX_CONTAINERS = 10_000
 
 
 class TrialContext(TrainerContext, Protocol):
-    """The members of a Trainer that trial steps use."""
-
     lr_scheduler: Any
     train_dataset: Any
     update_guard: Any
@@ -59,7 +57,6 @@ class TrialContext(TrainerContext, Protocol):
 
 
 def check_can_try(trainer: TrialContext, method: str) -> None:
-    """Raise an error if the Trainer could not be restored, or could not train."""
     if trainer.is_in_train or trainer.lightning_module is not None:
         raise RuntimeError(f"{method}() was called while this Trainer trains: call it before train(), or after it.")
     if trainer.model is None:
@@ -108,7 +105,6 @@ def restore_trainer_after(
 
 
 def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) -> None:
-    """Disable all of a training except its steps, within `restore_trainer_after`."""
     lightning = {name: value for name, value in (args.lightning or {}).items() if name not in TRAINING_ONLY_KEYWORDS}
     vars(args).update(TRIAL_ARGUMENTS | {"lightning": lightning} | changed)
     for name in TRAINING_ONLY_KEYWORDS:
@@ -116,7 +112,7 @@ def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) 
 
 
 class _StepLimit(TrainerCallback):
-    """A callback that ends a training after some steps, and checks the batch size, if any, of a script's loader."""
+    """A callback that ends a training, and checks the batch size of a script's loader."""
 
     def __init__(self, trainer: TrialContext, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
@@ -147,9 +143,8 @@ def take_steps(
     """Take optimizer steps on the training data, within `restore_trainer_after`.
 
     Parameters:
-        accumulation: micro-batches of an optimizer step.
-        callback: receives the events of the training, and may end it.
-        batch_size: samples of a micro-batch, also in a script's loader.
+        callback: may end the training.
+        batch_size: of a micro-batch, also in a script's loader.
     """
     changed = {"max_steps": steps, "gradient_accumulation_steps": accumulation}
     strip_to_bare_training(trainer.args, trainer.lightning_keywords, **changed)
@@ -177,7 +172,7 @@ def take_steps(
 
 @contextlib.contextmanager
 def _restore_attributes(part: Any) -> Iterator[None]:
-    """Restore an object's attributes, and containers among them at any depth."""
+    """Restore attributes, and containers among them at any depth."""
     containers: list[Any] = [vars(part)]
     contents: dict[int, tuple[Any, Any]] = {}
     for value in containers:
@@ -195,7 +190,7 @@ def _restore_attributes(part: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _restore_tensors(model: nn.Module) -> Iterator[None]:
-    """Remove gradients in the block, then restore them, weights and buffers."""
+    """Remove gradients in the block, then restore all tensors."""
     device = find_model_device(model)
     values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]

@@ -1,1 +1,1 @@
-"""The layer over Lightning: its Trainer built from arguments, the LightningModule, hook callbacks and the fast loop."""
+"""The layer over Lightning: Trainer, LightningModule, hook callbacks and the fast loop."""

@@ -28,7 +28,6 @@ MAX_BATCH_LIMIT = 2**32
 class _ValidationInsideFit(_EvaluationLoop):
     """Lightning's evaluation loop, without its last hook."""
 
-    # Between the epoch-start and the epoch-end hooks.
     is_open = False
 
     def on_run_start(self) -> None:
@@ -50,13 +49,12 @@ def evaluate_inside_fit(
     """Run Lightning's evaluation loop within a hook of fit.
 
     Parameters:
-        on_interrupt: called if an error ends the loop between the epoch-start and the epoch-end hooks.
+        on_interrupt: called if an error ends the loop before the epoch-end hooks.
 
     Returns:
-        the caller of the last hook, `on_validation_end`, for when the metrics are computed.
+        the caller of `on_validation_end`, for when the metrics are computed.
 
-    Lightning validates inside fit only at intervals of micro-batches, on loaders passed to fit. So a new loop replaces
-    fit's for one run.
+    Lightning validates inside fit only at intervals of micro-batches. So a new loop replaces fit's for one run.
     """
     loop = _ValidationInsideFit(
         lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
@@ -70,7 +68,7 @@ def evaluate_inside_fit(
                 on_interrupt()
             raise
         finally:
-            # The fetcher holds the loop, and so the `lightning.Trainer`.
+            # The fetcher would keep the `lightning.Trainer` alive.
             loop._data_fetcher = None
 
     def end(is_monitoring: bool) -> None:
@@ -99,10 +97,7 @@ def _replace_val_loop(loop: _EvaluationLoop) -> Iterator[None]:
 
 
 def weaken_back_references(lightning_trainer: pl.Trainer) -> None:
-    """Make the parts of a finished `lightning.Trainer` refer to it weakly, so that it is freed with its last user.
-
-    Callbacks of other packages keep their references.
-    """
+    """Make the parts of a finished `lightning.Trainer` refer to it weakly, so that it is freed with its last user."""
     weak, visited = weakref.proxy(lightning_trainer), set()
     owned_parts = [lightning_trainer.strategy._lightning_module, lightning_trainer.progress_bar_callback]
     parts: list[Any] = [*vars(lightning_trainer).values(), *owned_parts]
@@ -122,7 +117,6 @@ def weaken_back_references(lightning_trainer: pl.Trainer) -> None:
 
 
 def sync_unstarted_average(lightning_trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Copy the trained weights into averages without updates."""
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         average = getattr(callback, "_average_model", None)
         if average is not None and not getattr(average, "n_averaged", True):
@@ -138,10 +132,7 @@ def set_validation_enabled(lightning_trainer: pl.Trainer, module: pl.LightningMo
 
 
 def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> None:
-    """Set the number of batches, or infinity, that progress bars show for an evaluation or prediction.
-
-    Call this after the loop's data setup, which fixes where the loop ends.
-    """
+    """Set the number of batches that progress bars show, after the loop's data setup."""
     loop: Any
     if lightning_trainer.predicting:
         loop, name = lightning_trainer.predict_loop, "max_batches"
@@ -155,7 +146,7 @@ def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> N
 
 
 class RecordingBatchSampler(_IndexBatchSamplerWrapper):
-    """A batch sampler that records sample indices for Lightning's prediction writers."""
+    """A batch sampler that records indices for prediction writers."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_batch_sampler":
@@ -165,7 +156,7 @@ class RecordingBatchSampler(_IndexBatchSamplerWrapper):
 
 @contextmanager
 def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, position: int) -> Iterator[None]:
-    """Attribute metrics that are logged in the block to a single loader, where Lightning attributes them to all.
+    """Attribute metrics that are logged in the block to a single loader.
 
     Parameters:
         position: position among the loaders with a batch, counted from -1 for the last.
@@ -180,7 +171,6 @@ def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, position: int)
 
 
 def restore_progress(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
-    """Set Lightning's counters of complete epochs and optimizer steps."""
     fit_loop = lightning_trainer.fit_loop
     for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
         progress.ready = progress.completed = epochs
@@ -195,13 +185,11 @@ def set_optimizer_step_count(lightning_trainer: pl.Trainer, optimizer_steps: int
         epoch_loop.manual_optimization.optim_step_progress,
     ):
         steps.total.ready = steps.total.completed = optimizer_steps
-    # Lightning's step for logging.
     epoch_loop._batches_that_stepped = optimizer_steps
 
 
 def skip_to_next_epoch(lightning_trainer: pl.Trainer) -> None:
-    """Start the next epoch after a checkpoint from the end of an epoch, when Lightning announces an epoch to the
-    loader.
+    """Start the next epoch after a checkpoint from the end of an epoch.
 
     Lightning misses the end if the length of the loader is unknown or has changed.
     """
@@ -214,13 +202,12 @@ def skip_to_next_epoch(lightning_trainer: pl.Trainer) -> None:
         epochs.increment_completed()
     if not epoch_loop.restarted_on_last:
         epoch_loop._batches_that_stepped += 1
-    # Restarts the count of micro-batches.
     epoch_loop.restarting = False
     fit_loop.reset_restart_stage()
 
 
 def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the optimizer, and its functions that count steps in manual optimization."""
+    """Replace the optimizer, but keep its functions that count steps in manual optimization."""
     strategy = lightning_trainer.strategy
     old_wrapper = strategy._lightning_optimizers[0]
     lightning_trainer.optimizers = [optimizer]
@@ -238,9 +225,9 @@ def record_optimizer_step(lightning_trainer: pl.Trainer) -> Iterator[Any]:
 
 
 def disable_auto_resume(lightning_trainer: pl.Trainer) -> None:
-    """Stop Lightning from resuming a checkpoint of OnExceptionCheckpoint or of a cluster's signal."""
+    """Prevent a resume of a checkpoint of OnExceptionCheckpoint or of a cluster's signal."""
     connector = lightning_trainer._checkpoint_connector
-    # The `ckpt_path` setter accepts no None.
+    # The setter accepts no None.
     connector._user_managed = True
     connector._ckpt_path = None
 
@@ -252,10 +239,7 @@ def _cached_entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @contextmanager
 def cached_entry_points() -> Iterator[None]:
-    """Cache the entry points of packages for each `lightning.Trainer` that is built in the block.
-
-    Reading them takes 10,400 of the 12,000 Python calls of building a Trainer with 175 packages.
-    """
+    """Cache entry points of packages, which take 10,400 of 12,000 Python calls of building a `lightning.Trainer`."""
     entry_points_before = registry.entry_points
     registry.entry_points = _cached_entry_points  # type: ignore[assignment]
     try:
@@ -269,7 +253,7 @@ def cached_entry_points() -> Iterator[None]:
 def disable_signal_handling(lightning_trainer: pl.Trainer) -> None:
     """Stop Lightning from handling signals.
 
-    On SIGTERM it would exit with status 0; at a cluster's signal it would write a checkpoint that the next run loads.
+    On SIGTERM it would exit with status 0; at a cluster's signal it would write a checkpoint.
     """
     connector: Any = lightning_trainer._signal_connector
     connector.register_signal_handlers = lambda: None
@@ -286,7 +270,6 @@ def disable_prefetch(lightning_trainer: pl.Trainer) -> None:
 
 
 def end_epoch_after_batch(lightning_trainer: pl.Trainer) -> None:
-    """End the epoch after the current batch of a loader without length."""
     fetcher: Any = lightning_trainer.fit_loop._data_fetcher
     fetcher.done = True
 
@@ -308,7 +291,6 @@ class _PeekableIterator(Iterator[Any]):
 
 
 def peek_batches(lightning_trainer: pl.Trainer, number: int) -> list[Any]:
-    """Return up to `number` next training batches of the epoch."""
     fit_loop, fetcher = lightning_trainer.fit_loop, lightning_trainer.fit_loop._data_fetcher
     remaining = fit_loop.max_batches - fit_loop.epoch_loop.batch_progress.current.ready
     prefetched: Any = getattr(fetcher, "batches", [])

@@ -1,4 +1,4 @@
-"""The builder of `lightning.Trainer`, and the logger that adds values of its callbacks to the history."""
+"""The builder of `lightning.Trainer`, and the logger for values of its callbacks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Keyword of lightning.Trainer -> fixed value and reason.
+# Keyword -> fixed value and reason.
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
     "logger": (False, "it gets the loggers of the trackers that the Trainer reports to"),
@@ -73,7 +73,7 @@ LAUNCHER_KEYWORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "as many nodes as the launcher has started processes on",
     ),
 }
-# Keyword that training arguments decide -> advice.
+# Keyword -> advice.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
     "min_epochs": "set num_train_epochs",
@@ -93,17 +93,14 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
     "inference_mode": "evaluation runs under no_grad",
 }
-# A check_val_every_n_epoch that never validates, but lets callbacks read metrics after evaluations.
+# Never validates, but lets callbacks read metrics after evaluations.
 NEVER_VALIDATE = 2**62
 # For streams, whose number of epochs is about sys.maxsize.
 NO_EPOCH_LIMIT = -1
 
 
 def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the keywords of `lightning.Trainer` for training arguments.
-
-    Parameters:
-        further: keywords given to the Trainer, in addition to `args.lightning`.
+    """Return the keywords of `lightning.Trainer`.
 
     Raises:
         ValueError: training arguments decide a further keyword.
@@ -122,21 +119,19 @@ def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None =
 
 
 def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) -> pl.Trainer:
-    """Return a new `lightning.Trainer` for a training, or for evaluation if `run` is None.
+    """Return a `lightning.Trainer` for a training, or for evaluation if `run` is None.
 
     Raises:
-        TypeError: a keyword is unknown to Lightning.
-        ValueError: Lightning refuses the value of a keyword.
+        TypeError, ValueError: Lightning refuses a keyword or its value.
     """
     # Lightning reads torch's older setting.
     if (precision := get_matmul_precision()) in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = adapt_strategy(keywords.get("strategy", "auto"), trainer)
-    # For callbacks.
     keywords.setdefault("default_root_dir", trainer.args.output_dir if run is None else run.folder)
     if trainer.overrides_training_step():
-        # The only number that Lightning accepts in manual optimization.
+        # Required in manual optimization.
         keywords["accumulate_grad_batches"] = 1
     callbacks = _collect_callbacks(trainer.lightning_callbacks, keywords)
     add_logger_trackers(trainer, trainer.callback_handler)
@@ -153,7 +148,7 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
         keywords["plugins"] = add_checkpoint_io(
             plugins, trainer.model, checkpoints, lambda: run.trainer._build_saved_training()
         )
-    # Lightning requires these for such callbacks.
+    # Required by such callbacks.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if any(isinstance(callback, kind) for callback in callbacks):
             keywords[name] = True
@@ -248,21 +243,18 @@ class _DiscardingExperiment(DummyExperiment):
 
 
 class HistoryLogger(Logger):
-    """A logger that adds values of Lightning's callbacks to `state.log_history`.
-
-    Callbacks may log at every micro-batch; only the newest values are added, when the Trainer logs.
-    """
+    """A logger that adds the newest values of Lightning's callbacks to `state.log_history`, when the Trainer logs."""
 
     def __init__(self, state: Callable[[], TrainerState]):
         super().__init__()
         self._state = state
-        # Name -> optimizer step and value.
+        # Name -> step and value.
         self._newest: dict[str, tuple[int, float]] = {}
         self._experiment = _DiscardingExperiment()
 
     @property
     def name(self) -> str:
-        """Empty, so that callbacks create no folder for it."""
+        """Return no name, so that callbacks create no folder."""
         return ""
 
     @property
@@ -271,7 +263,7 @@ class HistoryLogger(Logger):
 
     @property
     def experiment(self) -> Any:
-        """A substitute for a service's object, which discards all values with one warning."""
+        """Return a substitute that discards all values with a warning."""
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -1,7 +1,6 @@
 """The LightningModule around a Trainer's model, and the callbacks before and after the user's callbacks.
 
-Automatic optimization works with all strategies. An overridden `training_step` runs backward itself, in manual
-optimization.
+An overridden `training_step` runs backward, in manual optimization.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class DeferredClosureModule(pl.LightningModule):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether loss scaling skipped the last optimizer step."""
         raise NotImplementedError
 
     def step_optimizer(self, optimizer: Any, closure: Callable[[], Any] | None = None, loss: Any = None) -> None:
@@ -80,7 +78,6 @@ class DeferredClosureModule(pl.LightningModule):
         self.trainer.strategy.optimizer_step(closure_first, optimizer_closure or (lambda: None))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Step a schedule with a metric, or after an optimizer step that was not skipped."""
         if metric is not None:
             scheduler.step(metric)
         elif not self.step_was_skipped and not is_metric_driven(scheduler):
@@ -91,7 +88,7 @@ class TrainerModule(DeferredClosureModule):
     """A module that calls the overridable methods of a Trainer in each step.
 
     Parameters:
-        run: the training; None for evaluation and prediction.
+        run: None for evaluation and prediction.
     """
 
     owner = weak_property("_owner")
@@ -107,7 +104,6 @@ class TrainerModule(DeferredClosureModule):
         self._updates_during_backward = False
         self._schedule: Any = None
         self._is_scheduler_managed = False
-        # The precision plugin under fp16.
         self.scaling: GradScalerMixin | None = None
         self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
@@ -123,7 +119,7 @@ class TrainerModule(DeferredClosureModule):
 
     @property
     def backbone(self) -> nn.Module:
-        """The part of the model below its head, for Lightning's `BackboneFinetuning`.
+        """Return the model below its head, for Lightning's `BackboneFinetuning`.
 
         Raises:
             AttributeError: the model has no backbone.
@@ -141,7 +137,6 @@ class TrainerModule(DeferredClosureModule):
         return float(self.owner.floating_point_ops(self.micro_batch.inputs)) or None
 
     def configure_model(self) -> None:
-        """Shard the model in place if the strategy does."""
         parallelize = getattr(self.trainer.strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(self.model)
@@ -161,7 +156,6 @@ class TrainerModule(DeferredClosureModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def sync_replaced_optimizer_and_scheduler(self) -> None:
-        """Use a `training_step`, optimizer or schedule that a script has replaced."""
         is_manual = self.owner.overrides_training_step()
         if is_manual is self.automatic_optimization:
             self.automatic_optimization = not is_manual
@@ -186,13 +180,13 @@ class TrainerModule(DeferredClosureModule):
             self._schedule = schedule
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Do nothing: the Trainer's `_prepare_inputs` moves the batch."""
+        """Do nothing: `_prepare_inputs` moves the batch."""
         return batch
 
     @convert_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         if not self.automatic_optimization:
-            # Lightning enters this context in automatic optimization.
+            # Lightning does so only in automatic optimization.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
@@ -332,7 +326,7 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """Publish metrics outside of fit; inside it the Trainer publishes its logs."""
+        """Publish metrics outside of fit."""
         if self.run is None and get_user_callbacks(self.trainer):
             publish(self.trainer, self._evaluation.finish().metrics or {})
 
@@ -382,10 +376,7 @@ class BeforeUserCallbacks(_Events):
 
 
 class AfterUserCallbacks(_Events):
-    """The last callback, which ends each part of a training, so that checkpoints see all callbacks at the same step.
-
-    Stop requests are exchanged between Lightning and the Trainer.
-    """
+    """The last callback, so that checkpoints see all callbacks at the same step."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a stop request of a checkpoint, with which Lightning would not begin."""

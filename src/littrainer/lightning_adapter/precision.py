@@ -71,7 +71,7 @@ class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
 
 
 class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
-    """A plugin with the backward pass and step of the Trainer's DeepSpeed engine."""
+    """A plugin that uses the Trainer's DeepSpeed engine."""
 
     _optimizer: Any = None
 
@@ -93,7 +93,6 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
             engine.step()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
-        """Run the closure, in which the engine steps."""
         self._optimizer = optimizer
         result = closure()
         self._after_closure(model, optimizer)
@@ -105,11 +104,10 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
 def build_precision_plugin(
     precision: Any, strategy: Any, args: TrainingArguments, scaler: Any, trained_model: nn.Module | None
 ) -> Precision | None:
-    """Return the plugin for a precision and a strategy, or its name; None for Lightning's default.
+    """Return the plugin, or its name; None for Lightning's default.
 
     Parameters:
-        scaler: the Trainer's gradient scaler, whose scale outlives a training.
-        trained_model: the model in a training, else None.
+        trained_model: None outside of training.
 
     Raises:
         ValueError: fp16 cannot be combined with the strategy.
@@ -130,7 +128,6 @@ def build_precision_plugin(
 
 
 def _describe_mixed_sharding(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
-    """Return the setting that mixes sharded and replicated gradients."""
     if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
     plan = get_sharding_plan(args)

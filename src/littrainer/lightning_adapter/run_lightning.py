@@ -40,10 +40,10 @@ class LightningState:
     """The Lightning objects of trainings and evaluations.
 
     Attributes:
-        trainer: of the last training, or of an earlier evaluation.
-        module: fitted at present; None outside of training.
-        evaluation: the innermost running evaluation or prediction.
-        deferred_validation_end: evaluations that are one validation for Lightning callbacks.
+        trainer: of the last training or evaluation.
+        module: None outside of training.
+        evaluation: the innermost that runs.
+        deferred_validation_end: evaluations that form a validation for callbacks.
     """
 
     trainer: pl.Trainer | None = None
@@ -170,8 +170,7 @@ def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop
 class BatchStream:
     """The batches of an evaluation for Lightning's loops, with an unreachable length.
 
-    Without length Lightning prefetches, which changes the order of random draws; at the loader's length it stops, even
-    if there are more batches.
+    Without length Lightning prefetches, which changes random draws; at the loader's length it stops.
     """
 
     UNREACHABLE_LENGTH = 2**40
@@ -199,7 +198,7 @@ def shard_for_evaluation(trainer: TrainerContext) -> None:
     lightning_trainer = build_lightning_trainer(trainer, run=None)
     lightning_trainer.callbacks = []  # type: ignore[attr-defined]
     with quiet_lightning():
-        # Sets up the strategy; there is nothing to evaluate.
+        # Sets up the strategy.
         lightning_trainer.validate(TrainerModule(trainer), dataloaders=[], verbose=False)
     weaken_back_references(lightning_trainer)
 

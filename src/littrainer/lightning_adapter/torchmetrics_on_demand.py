@@ -22,7 +22,6 @@ from typing import Any
 PACKAGE = "torchmetrics"
 # Imported first, since the base class and its utilities import each other.
 COMES_FIRST = "torchmetrics.utilities"
-# Name -> module.
 NEEDED_BY_LIGHTNING = {
     "Metric": "torchmetrics.metric",
     "MetricCollection": "torchmetrics.collections",
@@ -36,7 +35,6 @@ _removal_lock = threading.Lock()
 
 @contextlib.contextmanager
 def torchmetrics_on_demand() -> Iterator[None]:
-    """Import Lightning in the block without all of torchmetrics."""
     package = None if PACKAGE in sys.modules else _make_placeholder()
     # Another thread may import the package.
     if package is None or sys.modules.setdefault(PACKAGE, package) is not package:
@@ -68,8 +66,6 @@ def _remove(package: ModuleType) -> None:
 
 
 class _Placeholder(ModuleType):
-    """The package during the import of Lightning."""
-
     def __getattr__(self, name: str) -> Any:
         if type(self) is not ModuleType and not _load_name(name, self):
             _remove(self)

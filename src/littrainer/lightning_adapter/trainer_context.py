@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class TrainerContext(Protocol):
-    """The members of a Trainer that this package uses."""
-
     args: TrainingArguments
     model: Any
     model_wrapped: Any

@@ -26,7 +26,7 @@ class AveragedWeights(WeightAveraging):
     A checkpoint has the weights to save in the model's file, the others in the resume record.
 
     Parameters:
-        decay: weight of the old average at each optimizer step.
+        decay: weight of the old average.
         use: "evaluate", "save" or "both".
     """
 
