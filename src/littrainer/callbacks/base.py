@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerControl, TrainerState
 
 
-# An event may return a new control, or None to keep the current control.
+# None keeps the current control.
 Steering = Union["TrainerControl", None]
 
 

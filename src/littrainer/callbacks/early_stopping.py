@@ -48,7 +48,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             self.early_stopping_patience_counter += 1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raise an EarlyStoppingError if `metric_for_best_model` or an evaluation strategy is missing."""
         if args.metric_for_best_model is None:
             raise EarlyStoppingError("EarlyStoppingCallback requires metric_for_best_model, which it watches: set it.")
         if args.eval_strategy == IntervalStrategy.NO:
@@ -69,7 +68,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Compare the metric with the best value, and stop after too many evaluations without improvement."""
         name = args.metric_for_best_model
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
@@ -85,7 +83,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             control.should_training_stop = True
 
     def state(self) -> dict[str, Any]:
-        """Return patience, threshold and the counter."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,
@@ -99,8 +96,8 @@ COUNTER = "early_stopping_patience_counter"
 
 
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
-    """Restore the counters of early-stopping callbacks from `TrainerState.stateful_callbacks`."""
-    # Several callbacks of a class have a list of states, to which each save appends: read it from its end.
+    """Restore the counters of early-stopping callbacks."""
+    # Each save appends to the list of several callbacks of a class: read its end.
     remaining = {name: [*saved] if isinstance(saved, list) else [saved] for name, saved in saved_states.items()}
     for callback in reversed([*callbacks]):
         states = remaining.get(type(callback).__name__)

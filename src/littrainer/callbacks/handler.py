@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_keywords = attrgetter(*KEYWORDS)
-# An object of another class is accepted as a callback if it has this event.
+# Event that an object of another class must have.
 REQUIRED_EVENT = "on_step_end"
 ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
 """Set on an error after on_train_end was called, as when a search prunes its trial."""
@@ -30,7 +30,6 @@ class DefaultFlowCallback(TrainerCallback):
     """Callback that sets the control's switches from the logging, evaluation and save strategies."""
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Set the switches of the `steps` strategies; the last step always evaluates and saves."""
         step = state.global_step
         is_last = step >= state.max_steps
         if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
@@ -52,7 +51,6 @@ class DefaultFlowCallback(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Set the switches of the `epoch` strategies."""
         if args.logging_strategy == IntervalStrategy.EPOCH:
             control.should_log = True
         if args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay:
@@ -63,7 +61,7 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 def _create_event_method(event: str, *cleared: str) -> Callable[..., TrainerControl]:
-    """Return the handler's method for an event, which first clears switches of the control."""
+    """Return the method for an event, which first clears switches of the control."""
 
     def call(self: CallbackHandler, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         for switch in cleared:
@@ -77,7 +75,7 @@ def _create_event_method(event: str, *cleared: str) -> Callable[..., TrainerCont
 
 
 class CallbackHandler(TrainerCallback):
-    """List of the Trainer's callbacks; every `on_*` event is called through `call_event`.
+    """List of the Trainer's callbacks, with a method for each event.
 
     Parameters:
         callbacks: callbacks or callback classes, called in this order.
@@ -118,18 +116,16 @@ class CallbackHandler(TrainerCallback):
             )
 
     def add_callback(self, callback: Any) -> None:
-        """Append a callback, or an instance of a class; raise a TypeError for other objects."""
         added = create_callback(callback)
         if any(type(present) is type(added) for present in self.callbacks):
             logger.warning("A second %s is added to the callbacks; both will be called.", type(added).__name__)
         self.callbacks.append(added)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return this callback, or the first callback of this class; None if absent."""
         return pop_matching(self.callbacks, callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove this callback (raise a ValueError if absent), or the first callback of this class, if any."""
+        """Remove this callback (raise a ValueError if absent), or the first callback of this class."""
         if isinstance(callback, type):
             self.pop_callback(callback)
         else:
@@ -137,35 +133,31 @@ class CallbackHandler(TrainerCallback):
 
     @property
     def callback_list(self) -> str:
-        """Class names of the callbacks, on separate lines."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def on_evaluate(  # type: ignore[override]
         self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
     ) -> TrainerControl:
-        """Call `on_evaluate` on the callbacks."""
         control.should_evaluate = False
         return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
 
     def on_predict(
         self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
     ) -> TrainerControl:
-        """Call `on_predict` on the callbacks."""
         return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
 
     def on_log(  # type: ignore[override]
         self, args: Any, state: Any, control: TrainerControl, logs: dict[str, float], **kwargs: Any
     ) -> TrainerControl:
-        """Call `on_log` on the callbacks."""
         control.should_log = False
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
 
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Call an event on each callback that overrides it, and return the resulting control."""
+        """Call an event on each callback that overrides it."""
         base = getattr(TrainerCallback, event, None)
-        # Iterate over the list itself: a callback added by another callback is called for the same event.
+        # A callback added by another callback is called for the same event.
         for callback in self.callbacks:
-            # Fast path: the event is not overridden.
+            # Fast path: not overridden.
             if base is not None and getattr(type(callback), event, None) is base and event not in vars(callback):
                 continue
             # Objects of other classes may lack events.
@@ -190,7 +182,7 @@ def _note_callback(error: Exception, callback: Any, event: str, state: Any) -> N
 
 
 def normalize_callbacks(callbacks: Any) -> list[Any]:
-    """Return the user's `callbacks` as a list; raise a TypeError for a single callback."""
+    """Return `callbacks` as a list; raise a TypeError for a single callback."""
     if callbacks is None:
         return []
     if isinstance(callbacks, (str, bytes, type)) or not isinstance(callbacks, Iterable):
@@ -200,7 +192,7 @@ def normalize_callbacks(callbacks: Any) -> list[Any]:
 
 
 def create_callback(callback: Any) -> Any:
-    """Return a callback that the user passed as an instance or as a class.
+    """Return a callback that the user passed as an instance or a class.
 
     Raises:
         TypeError: the object is no callback of a Trainer, or its class takes arguments.
@@ -222,7 +214,6 @@ def create_callback(callback: Any) -> Any:
 
 
 def instantiate_callback(callback: Any) -> Any:
-    """Return a callback, or an instance of a class; raise a TypeError if the class takes arguments."""
     if not isinstance(callback, type):
         return callback
     try:
@@ -243,12 +234,9 @@ def pop_matching(callbacks: list[Any], callback: Any) -> Any:
 
 @contextmanager
 def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
-    """Call `on_training_failed` on callbacks that have it, if the training ends with an error or an interruption.
+    """Call `on_training_failed` on callbacks that have it, after an error or an interruption.
 
-    The method closes what `on_train_begin` opened; errors in it are logged.
-
-    Parameters:
-        state: returns the state of the training.
+    The method closes what `on_train_begin` opened; its errors are logged.
     """
     try:
         yield
@@ -267,10 +255,8 @@ def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], T
 def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:
     """Replace callbacks by callbacks created from saved states, at the end of the list; return the control.
 
-    A warning names classes without a callback.
-
     Parameters:
-        saved_states: `TrainerState.stateful_callbacks`, states by class name.
+        saved_states: `TrainerState.stateful_callbacks`.
     """
     restored: list[Any] = []
     replaced: set[int] = set()
@@ -284,7 +270,7 @@ def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], co
         if not present:
             without_callback.append(class_name)
         if len(present) > 1 and len(states) % len(present) == 0:
-            # Each save appends the states of all callbacks of a class; use those of the last save.
+            # Each save appends the states of all callbacks of a class.
             states = states[-len(present) :]
         for callback, state in zip(present, states, strict=False):
             if is_exportable(callback):

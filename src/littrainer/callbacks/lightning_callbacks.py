@@ -1,4 +1,4 @@
-"""Table of Lightning's callbacks that do not work in a Trainer, and checks of callbacks."""
+"""Lightning's callbacks that do not work in a Trainer, and checks of callbacks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class Refusal(NamedTuple):
     """Lightning callback that does not work in a Trainer.
 
     Parameters:
-        name: its class in lightning.pytorch.callbacks; derived classes are refused too.
-        reason: why it does not work.
+        name: its class; derived classes are refused too.
         instead: the remedy.
-        applies: called with arguments and model when a training begins, returns whether to refuse; None for always.
+        applies: called with arguments and model, returns whether to refuse; None for always.
     """
 
     name: str
@@ -85,14 +84,14 @@ REFUSED: tuple[Refusal, ...] = (
         lambda args, model: _has_batch_norm(model),
     ),
 )
-# Callbacks that modify the model: attached in fit only, never in a standalone evaluation.
+# Callbacks that modify the model: never in a standalone evaluation.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 PACKAGES = ("lightning", "pytorch_lightning")
 LIBRARY_PACKAGES = ("littrainer", "transformers", *PACKAGES)
 
 
 def get_lightning_class_names(callback: Any) -> Iterator[str]:
-    """Yield the names of a callback's Lightning base classes, nearest first."""
+    """Yield a callback's Lightning base classes, nearest first."""
     kind = callback if isinstance(callback, type) else type(callback)
     for ancestor in kind.__mro__:
         if ancestor.__module__.partition(".")[0] in PACKAGES:
@@ -100,17 +99,15 @@ def get_lightning_class_names(callback: Any) -> Iterator[str]:
 
 
 def is_lightning_class(callback: Any, *names: str) -> bool:
-    """Return whether a callback is an instance of a Lightning class, by name."""
     return any(name in names for name in get_lightning_class_names(callback))
 
 
 def has_progress_bar(callbacks: list[Any], args: TrainingArguments) -> bool:
-    """Return whether a callback is a Lightning progress bar, which replaces the Trainer's."""
     return not args.disable_tqdm and any(is_lightning_class(callback, "ProgressBar") for callback in callbacks)
 
 
 def add_lightning_callback(present: list[Any], callback: Any) -> None:
-    """Add a Lightning callback, or an instance of its class, from the next training on.
+    """Add a Lightning callback, from the next training on.
 
     Raises:
         ValueError: the callback does not work in a Trainer.
@@ -121,7 +118,7 @@ def add_lightning_callback(present: list[Any], callback: Any) -> None:
 
 
 def remove_lightning_callback(present: list[Any], callback: Any) -> None:
-    """Remove a Lightning callback (raise a ValueError if absent), or the first callback of a class, if any."""
+    """Remove a Lightning callback (raise a ValueError if absent), or the first callback of a class."""
     if pop_matching(present, callback) is None and not isinstance(callback, type):
         raise ValueError(f"This Trainer does not have the callback {callback!r}.")
 
@@ -144,10 +141,10 @@ def reject_unsupported_callback(callback: Any, *training: Any) -> None:
 
 
 def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, others: Sequence[Any]) -> None:
-    """Raise a ValueError, before a training, if a Lightning callback does not work in it.
+    """Raise a ValueError if a Lightning callback does not work in a training.
 
     Parameters:
-        others: the Trainer and its Trainer callbacks. Instances of user classes may evaluate or log at any time.
+        others: the Trainer and its callbacks; instances of user classes may evaluate or log at any time.
     """
     has_lambda = any(is_lightning_class(callback, "LambdaCallback") for callback in callbacks)
     may_evaluate = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or not _are_from_libraries(others)
@@ -188,7 +185,7 @@ def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:
 
 
 def check_can_resume(callbacks: list[Any]) -> None:
-    """Raise a ValueError, before a resume, if a callback's state is not in checkpoints."""
+    """Raise a ValueError if a callback's state is not in checkpoints."""
     for callback in callbacks:
         if is_lightning_class(callback, "BaseFinetuning"):
             raise ValueError(

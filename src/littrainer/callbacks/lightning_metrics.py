@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 
 PROGRESS_BAR_METRICS = ("loss", "learning_rate", "eval_loss")
 
-# Reserved by Lightning's callbacks for its counts of epochs and optimizer steps.
+# Counts of Lightning's callbacks.
 COUNTS = ("epoch", "step")
 
 
 def publish(pl_trainer: pl.Trainer, logs: dict[str, Any]) -> None:
     """Add logged numbers to `callback_metrics`, `logged_metrics` and `progress_bar_metrics`.
 
-    `LightningModule.log` works in some hooks only, while a Trainer logs at any time; Lightning's callbacks write into
-    these dictionaries too.
+    `LightningModule.log` works in some hooks only, while a Trainer logs at any time.
     """
-    # Double precision: callbacks compare the same values as the Trainer's history has.
+    # Double precision, as in the Trainer's history.
     numbers = {name: float(value) for name, value in logs.items() if is_number(value) and name not in COUNTS}
     values = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
     pl_trainer.callback_metrics.update(values)
@@ -35,18 +34,13 @@ def publish(pl_trainer: pl.Trainer, logs: dict[str, Any]) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a logged value is a single number, of Python, NumPy or torch."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def set_batch_indices(pl_trainer: pl.Trainer, indices: list[int] | None) -> None:
-    """Set the sample indices of the last predicted batch, which Lightning records for its own samplers only.
-
-    Parameters:
-        indices: sample indices; None if unknown.
-    """
+    """Set the sample indices of the last predicted batch, which Lightning records for its own samplers only."""
     loop = pl_trainer.predict_loop
     loop.current_batch_indices = indices or []
     callbacks = pl_trainer.callbacks  # type: ignore[attr-defined]
@@ -59,7 +53,7 @@ def set_batch_indices(pl_trainer: pl.Trainer, indices: list[int] | None) -> None
 class DeferredValidationEnd:
     """Delayed `on_validation_end`, called after the metrics are computed.
 
-    Lightning's loop ends before that. For several datasets, callbacks that monitor a metric are called once.
+    For several datasets, callbacks that monitor a metric are called once.
     """
 
     def __init__(self) -> None:
@@ -91,12 +85,12 @@ class DeferredValidationEnd:
         """Record the end of a validation inside fit.
 
         Parameters:
-            end: calls `on_validation_end` of callbacks that monitor metrics (True), or of all others (False).
+            end: calls `on_validation_end` of callbacks that monitor metrics (True), or of all others.
         """
         self._end = end
 
     def notify_previous_end(self) -> None:
-        """Call `on_validation_end` of callbacks without a metric, before the next dataset's validation begins."""
+        """Call `on_validation_end` of callbacks without a metric, before the next dataset's validation."""
         end, self._end = self._end, None
         if end is not None:
             end(False)

@@ -1,4 +1,4 @@
-"""Saves and restores states of Lightning's callbacks in the checkpoints of a Trainer."""
+"""States of Lightning's callbacks in the checkpoints of a Trainer."""
 
 from __future__ import annotations
 
@@ -17,25 +17,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Entry of Lightning's checkpoints that a callback may read or replace in `on_save_checkpoint`.
+# Entry that a callback may read or replace in `on_save_checkpoint`.
 WEIGHTS = "state_dict"
-# Placeholder for the model's weights, which other files of the checkpoint have.
+# Placeholder for weights that other files have.
 MODEL_WEIGHTS = "the weights of the model"
-# Set if the model's weights are averaged, and a callback's additions have the trained weights.
+# Set if the model's weights are averaged, and a callback has the trained weights.
 IS_EXCHANGED = "averaged_weights_are_the_models"
 
 
 def collect_lightning_states(module: pl.LightningModule | None) -> dict[str, Any]:
-    """Return the `state_dict()` of each Lightning callback, by its `state_key`; skip unsafe states with a warning."""
+    """Return the states of Lightning callbacks by `state_key`; skip unsafe states with a warning."""
     states = {callback.state_key: (callback, callback.state_dict()) for callback in _get_callbacks(module)}
     return _keep_storable(states, "state_dict()")
 
 
 def collect_lightning_additions(module: pl.LightningModule | None, global_step: int) -> dict[str, Any]:
-    """Return the checkpoint entries that each Lightning callback's `on_save_checkpoint` adds or replaces.
-
-    Entries are grouped by the callback's `state_key`; unsafe entries are skipped with a warning.
-    """
+    """Return the entries that each callback's `on_save_checkpoint` adds or replaces, by its `state_key`."""
     additions = {}
     for callback in _get_callbacks(module):
         if module is None or not _overrides(callback, "on_save_checkpoint"):
@@ -53,7 +50,7 @@ def collect_lightning_additions(module: pl.LightningModule | None, global_step: 
 
 
 def _keep_storable(values: dict[str, tuple[Any, Any]], method: str) -> dict[str, Any]:
-    """Return copies of the values that can be loaded safely; warn of the others."""
+    """Return copies of values that can be loaded safely; warn of the others."""
     stored = {}
     for key, (callback, value) in values.items():
         if value and can_be_stored(_strip_tensors(value)):
@@ -69,7 +66,7 @@ def _keep_storable(values: dict[str, tuple[Any, Any]], method: str) -> dict[str,
 
 
 def _strip_tensors(value: Any) -> Any:
-    """Return a nested value with empty tensors: tensors are safe, and may be as large as the model."""
+    """Return a nested value with empty tensors, which are safe and may be large."""
     return map_nested(
         lambda leaf: torch.empty(0) if isinstance(leaf, torch.Tensor) else leaf,
         value,
@@ -83,7 +80,7 @@ def restore_lightning_callbacks(
     """Restore the states of Lightning callbacks from a checkpoint.
 
     Parameters:
-        record: content of `littrainer_resume.pt`; None if the file is missing.
+        record: content of `littrainer_resume.pt`, if any.
     """
     states = (record or {}).get("lightning_callbacks", {})
     additions = (record or {}).get("lightning_additions", {})

@@ -1,4 +1,4 @@
-"""Curves of a `log_history` by metric and source, and throughput: the time by part of the training."""
+"""Curves of a `log_history` by metric and source, and throughput."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from littrainer.runtime.notes import listed
 
 TRAINING = "training"
 EVALUATION = "evaluation"
-# Marks the entry about the whole training, logged at its end.
+# Marks the last entry, about the whole training.
 END_OF_TRAINING_METRIC = "train_samples_per_second"
 RUNTIME_ENDING = "_runtime"
-# Totals in log entries; counting input tokens adds some to each entry.
+# Totals, not metrics; counting input tokens adds some to each entry.
 NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen", "train_runtime"})
-# Costs of an evaluation, without prefix.
 THROUGHPUT = "samples_per_second"
 COSTS = frozenset({"runtime", THROUGHPUT, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
 MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
-# Measurements of time and memory, which differ in each run.
+# Time and memory, which differ in each run.
 NOT_REPEATED = re.compile(
     r"^speed/|_(runtime|per_second|model_preparation_time|jit_compilation_time)$|(^|_)mem_[cg]pu(_|$)"
 )
@@ -33,7 +32,6 @@ class Point(NamedTuple):
 
     Parameters:
         step: optimizer step.
-        value: the number, possibly nan or infinite.
         epoch: epochs done, None if not logged.
         is_after_training: whether the training had ended, as for an evaluation of the best model.
     """
@@ -51,7 +49,7 @@ class History:
     Parameters:
         curves: (metric, source) -> points in the order of their steps; the source is `TRAINING`, `EVALUATION` or the
             name of an evaluation set.
-        summary: metrics of the whole training, logged at its end.
+        summary: metrics of the whole training.
         notes: sentences about missing or non-finite values.
     """
 
@@ -73,7 +71,7 @@ class History:
 
 
 def parse_log_history(entries: list[Any]) -> History:
-    """Sort the entries of a `log_history` into curves, with notes about invalid entries and values."""
+    """Sort the entries of a `log_history` into curves, with notes about invalid entries."""
     history = History()
     valid = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
     if len(valid) < len(entries):
@@ -113,10 +111,7 @@ def parse_log_history(entries: list[Any]) -> History:
 
 
 def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return the evaluation sets by the prefixes of their metrics.
-
-    Each evaluation logs its duration: `eval_runtime`, or `eval_NAME_runtime` for a dict of datasets.
-    """
+    """Return the evaluation sets by the prefixes of their metrics, from logged durations (`eval_NAME_runtime`)."""
     sources = {"eval": EVALUATION}
     for entry in entries:
         for name in entry:
@@ -127,7 +122,7 @@ def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]
 
 
 def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
-    """Return the logged values, by step and name, except measurements of time and memory."""
+    """Return the logged values, by step and name, except time and memory."""
     values: dict[tuple[int, str], Any] = {}
     for entry in entries:
         if isinstance(entry, dict) and type(entry.get("step")) is int:
@@ -137,7 +132,7 @@ def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
 
 
 def _split_metric(name: str, sources: dict[str, str]) -> tuple[str, str]:
-    # Longest prefix first: the name of an evaluation set may begin with the name of another set.
+    # Longest prefix first: a name may begin with another name.
     prefix = name
     while "_" in prefix:
         prefix = prefix.rpartition("_")[0]
@@ -172,7 +167,7 @@ ADVICE = {
 
 
 def compute_time_shares(logs: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each part of the time in the logs of `log_speed`; an empty dict if no time was logged."""
+    """Return each part's share of the time in the logs of `log_speed`."""
     seconds = {part: logs.get(f"{SPEED_PREFIX}{part}_seconds", 0.0) for part in TIME_PARTS}
     total = sum(seconds.values())
     return {part: value / total for part, value in seconds.items()} if total > 0 else {}

@@ -17,12 +17,12 @@ from littrainer.callbacks.log_history import SPEED_PREFIX
 from littrainer.callbacks.state import TrainerControl, TrainerState
 from littrainer.data.loaders import has_length
 
-# Logged value -> its name in the training bar's postfix.
+# Logged value -> name in the bar's postfix.
 POSTFIX_NAMES = {"loss": "loss", "learning_rate": "lr", f"{SPEED_PREFIX}samples_per_second": "samples/s"}
-# The remaining time is in the postfix too: tqdm's estimate ignores evaluations and saves.
+# tqdm's estimate ignores evaluations and saves.
 REMAINING_SECONDS_KEY = f"{SPEED_PREFIX}seconds_left"
 TRAINING, SAVING = "training", "saving"
-# Prefix of metrics -> label in bars and log lines.
+# Prefix of metrics -> label.
 LABELS = {"eval": "evaluation", "test": "prediction"}
 UNITS = {"runtime": "s", "samples_per_second": "samples/s"}
 # Omitted from lines: the bar shows it.
@@ -46,18 +46,14 @@ def format_logs(logs: dict[str, Any], max_str_len: int | None = None) -> dict[st
 
 
 def get_progress_label(prefix: str, generates: bool = False) -> str:
-    """Return the label of an evaluation by the prefix of its metrics: `eval_german` is `evaluation german`.
-
-    Parameters:
-        generates: whether the evaluation generates text.
-    """
+    """Return the label of an evaluation by the prefix of its metrics: `eval_german` is `evaluation german`."""
     split, _, name = prefix.partition("_")
     label = "generation" if generates else LABELS.get(split)
     return prefix if label is None else f"{label} {name}".rstrip()
 
 
 def format_log_line(logs: dict[str, Any], state: TrainerState, max_str_len: int | None = None) -> str:
-    """Return logs as a line in columns for a terminal, wrapped if necessary."""
+    """Return logs as a line in columns, wrapped if necessary."""
     shown = format_logs(logs, max_str_len)
     # Each evaluation logs its duration.
     prefix = next((name.removesuffix("_runtime") for name in shown if name.endswith("_runtime")), "")
@@ -76,7 +72,7 @@ def format_log_line(logs: dict[str, Any], state: TrainerState, max_str_len: int 
 
 
 def should_show_bars(args: Any) -> bool:
-    """Return whether to draw bars: on a terminal, or if the user set `disable_tqdm=False`."""
+    """Return whether to draw bars: on a terminal, or for `disable_tqdm=False`."""
     # Libraries may pass other arguments to callbacks.
     return getattr(args, "_asked_for_bars", False) or (sys.stderr is not None and sys.stderr.isatty())
 
@@ -100,7 +96,6 @@ class ProgressCallback(TrainerCallback):
         self._label = TRAINING
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Open the training bar."""
         self.current_step = 0
         self._close_bars()
         if state.is_world_process_zero:
@@ -108,25 +103,21 @@ class ProgressCallback(TrainerCallback):
             self.training_bar = self._create_progress_bar(args, state.max_steps, self._label)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Advance the training bar; after a resume, to the current step."""
         if self.training_bar is not None:
             self._label_training_bar(SAVING if control.should_save and not control.should_evaluate else TRAINING)
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Set the training bar's label if a checkpoint is saved next."""
         if control.should_save and not control.should_evaluate:
             self._label_training_bar(SAVING)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Reset the training bar's label."""
         self._label_training_bar(TRAINING)
 
     def on_prediction_step(
         self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
-        """Advance the evaluation bar; datasets of unknown length have none."""
         if not state.is_world_process_zero or not has_length(eval_dataloader):
             return
         if self.prediction_bar is None:
@@ -138,19 +129,16 @@ class ProgressCallback(TrainerCallback):
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the evaluation bar."""
         self._close_prediction_bar()
         if control.should_save:
             self._label_training_bar(SAVING)
 
     def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # type: ignore[override]
-        """Close the evaluation bar."""
         self._close_prediction_bar()
 
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Write the logs above the bar, and set its postfix to loss and learning rate."""
         if self.training_bar is not None and logs is not None:
             postfix = {name: logs[key] for key, name in POSTFIX_NAMES.items() if key in logs}
             if REMAINING_SECONDS_KEY in logs:
@@ -163,11 +151,9 @@ class ProgressCallback(TrainerCallback):
                 self.training_bar.write(str(format_logs(logs, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the bars; an interrupted evaluation leaves one open."""
         self._close_bars()
 
     def on_training_failed(self, args: Any, state: TrainerState, error: BaseException) -> None:
-        """Close the bars, so that they do not mix with later output."""
         self._close_bars()
 
     def _create_progress_bar(self, args: Any, total: int, label: str, **keywords: Any) -> Any:
@@ -193,7 +179,6 @@ class ProgressCallback(TrainerCallback):
 
 
 def label_evaluation_bar(callbacks: Iterable[Any], label: str) -> None:
-    """Set the label of the next evaluation's bar."""
     for callback in callbacks:
         if isinstance(callback, ProgressCallback):
             callback.prediction_label = label
@@ -205,10 +190,9 @@ class PrinterCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Print the logs on the first process of each node."""
         if logs is None:
             return
-        # As in transformers: train() returns this dict as its metrics, without total_flos.
+        # train() returns this dict as its metrics, without total_flos.
         logs.pop("total_flos", None)
         if state.is_local_process_zero:
             print(format_logs(logs))
@@ -223,7 +207,7 @@ def is_in_notebook() -> bool:
 
 
 def default_progress_callback() -> type[Any]:
-    """Return the default callback for progress: in a notebook transformers' table, if transformers is installed."""
+    """Return the default callback: in a notebook, transformers' table if it is installed."""
     if is_in_notebook():
         with suppress(ImportError):
             from transformers.utils.notebook import NotebookProgressCallback

@@ -63,12 +63,12 @@ class TrainerControl(ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return the five switches."""
-        # JSON cannot represent the truth values of NumPy and torch.
+        # JSON lacks the truth values of NumPy and torch.
         return {"args": {name: bool(getattr(self, name)) for name in SWITCHES}, "attributes": {}}
 
 
 LONG_INTEGER = re.compile(r"\d{300}")
-# First letters of a field's annotation -> its types in a file; an integer may be written with a decimal point.
+# First letters of an annotation -> types in a file.
 KINDS: dict[str, Any] = {"int": (int, float), "flo": (int, float), "str": str, "lis": list, "dic": dict}
 SWITCHES: tuple[str, ...] = tuple(entry.name for entry in dataclasses.fields(TrainerControl))
 
@@ -139,7 +139,7 @@ class TrainerState:
         try:
             return json.dumps(content, indent=2, sort_keys=True) + "\n"
         except TypeError:
-            # asdict() converts nested dataclasses too, but is slow: it copies each entry of the log history.
+            # asdict() is slow: it copies each entry of the log history.
             return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
@@ -152,7 +152,7 @@ class TrainerState:
         """
         try:
             text = Path(json_path).read_text("utf-8")
-            # Arithmetic with longer integers would raise an OverflowError later.
+            # Longer integers would raise an OverflowError later.
             if LONG_INTEGER.search(text):
                 raise TypeError("it has an integer of 300 digits or more")
             content = json.loads(text)
@@ -214,10 +214,7 @@ def hp_params(trial: Any) -> dict[str, Any]:
 
 
 def is_exportable(callback: Any) -> bool:
-    """Return whether a callback or control has a state, by the name of its base class.
-
-    The base may be transformers' class, which cannot be imported after a redirection.
-    """
+    """Return whether a callback has a state, by the name of its base class, which may be transformers'."""
     return ExportableState.__name__ in [base.__name__ for base in type(callback).__mro__]
 
 

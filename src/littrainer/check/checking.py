@@ -37,26 +37,26 @@ from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.tracking.base import TrackerCallback
 
-# Duration of the steps from which the whole training is forecast.
+# Measured steps, from which the whole training is forecast.
 MEASUREMENT_S = 5.0
-# Limit for an evaluation of all rows, if metrics fail on a few rows.
+# Limit for all rows, if metrics fail on a few.
 MAX_EVALUATION_S = 120.0
-# Time within which all processes fail once the first process has failed.
+# Time for all processes to fail after the first.
 FAILURE_TIMEOUT_S = 10.0
 MAX_BATCHES, MAX_ROWS = 12, 32
-# Used if neither arguments nor model limit the length of a generation.
+# Used if arguments and model have no limit.
 DEFAULT_MAX_TOKENS = 20
-# Relative difference of losses with and without a resume; GPU kernels may add in another order each time.
+# Relative difference of losses after a resume; GPU kernels may add in another order.
 TOLERANCE, GPU_TOLERANCE = 1e-6, 1e-3
 TRAINING_DATA = "train_dataset"
-# A trial evaluates and saves at its first two steps; the first time includes warm-up.
+# The first evaluation and save include warm-up.
 STEPS_WITH_EVENTS = 2
 TRIAL_ARGUMENTS: dict[str, Any] = {
     **dict.fromkeys(("save_total_limit", "max_minutes", "save_minutes", "eval_minutes", "hang_timeout")),
     **dict.fromkeys(("disable_tqdm", "skip_memory_metrics"), True),
     "push_to_hub": False,
 }
-# The part of a training to which errors without a part belong.
+# The part of errors without a part.
 STEP = "optimizer step"
 
 
@@ -76,7 +76,6 @@ class TrialSteps(TrainerCallback):
 
     @property
     def losses(self) -> dict[int, float]:
-        """Logged losses by optimizer step."""
         return {int(entry["step"]): entry["loss"] for entry in self.state.log_history if "loss" in entry}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -91,7 +90,7 @@ class TrialSteps(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.state, self.last_event = state, time.perf_counter()
-        # A user's callback must not stop the trial: the forecast needs all its steps.
+        # The forecast needs all steps, in spite of a user's callback.
         control.should_training_stop = self.is_over
 
     on_train_begin = on_evaluate = on_log
@@ -117,7 +116,6 @@ def get_schedule(part: str, args: Any, state: Any) -> tuple[int, float | None]:
 
 
 def describe_first_time(part: str, args: Any, steps: TrialSteps) -> str:
-    """Return a description of the moment when a training first reaches a part."""
     state = steps.state
     if part == END:
         return "when all steps are done"
@@ -130,11 +128,7 @@ def describe_first_time(part: str, args: Any, steps: TrialSteps) -> str:
 
 
 class TrainingCheck:
-    """Check of a Trainer before its training.
-
-    Parameters:
-        training: description of the checked training, for the report.
-    """
+    """Check of a Trainer before its training."""
 
     def __init__(self, trainer: Any, training: str = "train()"):
         self.trainer, self.args = trainer, trainer.args
@@ -147,7 +141,7 @@ class TrainingCheck:
         self.eval_batch_size = self.args.eval_batch_size * data_parallel_size(self.args)
         self.rows: dict[str, RowSummary] = {}
         self.batches: dict[str, tuple[int, int]] = {}
-        # Streams and custom loaders are evaluated on their first batches only.
+        # Streams and custom loaders have only their first batches evaluated.
         self.is_evaluation_limited = False
         self.should_evaluate_all = False
         self.should_restore_model = True
@@ -160,7 +154,7 @@ class TrainingCheck:
         """Run all checks; raise as `Trainer.check()` does.
 
         Parameters:
-            ends_afterwards: whether the process ends after the check, so that a sharded model need not be restored.
+            ends_afterwards: whether the process ends then, so that a sharded model need not be restored.
         """
         try:
             check_can_try(self.trainer, "check")
@@ -172,7 +166,7 @@ class TrainingCheck:
             self._fail("arguments", error, "when train() begins")
             return self.report
         with raise_on_all_ranks("making a temporary folder"):
-            # On the disk of output_dir, which all processes share, but not in an uploaded folder.
+            # On output_dir's disk, which all processes share, but not in an uploaded folder.
             output = Path(self.args.output_dir).absolute()
             folders = (path for path in (*output.parents[:1], output, *output.parents) if os.access(path, os.W_OK))
             parent = next(path for path in folders if get_remote_url(path / "trial") is None)
@@ -199,7 +193,7 @@ class TrainingCheck:
 
     def _fail(self, about: str, error: BaseException, when: str) -> None:
         self.findings.append(make_finding(about, "", format_error(error), when))
-        # If the other processes have not failed, they wait in a collective call.
+        # Other processes that have not failed wait in a collective call.
         self.report.is_interrupted |= not barrier_with_timeout(FAILURE_TIMEOUT_S)
 
     def _check_rows(self) -> Iterator[Finding]:
@@ -260,7 +254,7 @@ class TrainingCheck:
         return None
 
     def _select_eval_rows(self) -> Any:
-        """Return a few complete batches of the evaluation data: first, notable and last batches."""
+        """Return complete batches of evaluation rows: first, notable and last."""
         selected, has_custom_loader = {}, find_overrides(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
         for name, dataset in self.eval_datasets.items():
             summary, size = self.rows.get(name), self.eval_batch_size
@@ -317,7 +311,7 @@ class TrainingCheck:
         return steps
 
     def _can_evaluate_all(self, steps: TrialSteps) -> bool:
-        """Return whether to retry failed metrics with all rows, because that is quick."""
+        """Return whether it is quick to retry failed metrics with all rows."""
         selected, total = map(sum, zip((0, 0), *self.batches.values(), strict=True))
         is_quick = (time.perf_counter() - steps.last_event) * total <= MAX_EVALUATION_S * selected
         return selected < total and barrier_with_timeout(FAILURE_TIMEOUT_S) and bool(broadcast_object(is_quick))
@@ -347,7 +341,7 @@ class TrainingCheck:
             yield make_finding(END, "the best model was loaded")
 
     def _resume(self, before: TrialSteps) -> None:
-        """Check that the next loss is the same after a resume from the first checkpoint."""
+        """Check that the next loss is the same after a resume."""
         checkpoint, args, steps = self.checkpoint, self.args, TrialSteps()
         if checkpoint is None or args.save_only_model or args.ignore_data_skip or self.report.is_interrupted:
             return
@@ -385,7 +379,7 @@ class TrainingCheck:
         notable += ordinary[: max(min(size, summary.total) - len(notable), 0)]
         notable += ordinary[size:][: (summary.total - len(notable)) % size]
         for about, rows, epochs in (
-            # Two epochs: the optimizer allocates its state in the first step.
+            # Two epochs: the first step allocates the optimizer's state.
             (f"longest batch, {summary.lengths[longest[0]]:,} long", longest, 2),
             ("rows that stand out, and a last batch as short as it will be", notable, 1),
         ):
@@ -401,7 +395,7 @@ class TrainingCheck:
             self.findings.append(make_finding(about, f"{len(rows)} rows, with forward, backward and update"))
 
     def _train_on(self, rows: list[int], epochs: int = 1) -> BaseException | None:
-        """Train on some rows; return the error, if any; a non-finite loss is an error too."""
+        """Train on some rows; return the error; a non-finite loss is an error too."""
         steps, dataset = TrialSteps(seconds=math.inf), select_rows(self.trainer.train_dataset, rows)
         changed = {"max_steps": -1, "num_train_epochs": epochs, "load_best_model_at_end": False}
         error = self._attempt(steps, self.trainer.train, dataset, **changed)
@@ -409,7 +403,7 @@ class TrainingCheck:
         return FloatingPointError(f"the loss is {odd[0]}") if odd else error
 
     def _bisect_failing(self, rows: list[int], error: BaseException) -> tuple[list[int], BaseException]:
-        # With several processes no second trial can follow an error.
+        # With several processes no trial can follow an error.
         half = len(rows) // 2 if self.args.world_size == 1 else 0
         for part in (rows[:half], rows[half:]) if half else ():
             failure = self._train_on(part)
@@ -418,7 +412,7 @@ class TrainingCheck:
         return rows, error
 
     def _generate_longest(self, steps: TrialSteps) -> None:
-        """Evaluate a batch with generation of the maximum length, which an untrained model may not reach."""
+        """Generate a batch of the maximum length, which an untrained model may not reach."""
         trainer, config = self.trainer, cast("Any", getattr(self.trainer.model, "generation_config", None))
         summaries = {name: self.rows[name] for name in self.eval_datasets if name in self.rows}
         lengths = {name: max(summary.lengths.values()) for name, summary in summaries.items() if summary.lengths}
@@ -450,7 +444,7 @@ class TrainingCheck:
     # ---- Time and memory ---------------------------------------------------------------------------------------------
 
     def _get_peak_memory(self) -> int:
-        """Return the peak memory of the process in bytes, without the trial's copy of the weights."""
+        """Return the process's peak memory in bytes, without the trial's copy of the weights."""
         if self.args.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.args.device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -492,7 +486,6 @@ class TrainingCheck:
         )
 
     def _estimate_evaluation_seconds(self, steps: TrialSteps) -> float | None:
-        """Return the duration of an evaluation of all rows; None if not logged."""
         logged = {name: value for entry in steps.state.log_history for name, value in entry.items()}
         names = {name: f"eval_{name}_runtime" if name else "eval_runtime" for name in self.batches}
         if not steps.evaluates or self.is_evaluation_limited or not logged.keys() >= {*names.values()}:

@@ -1,4 +1,4 @@
-"""Findings of a check and their report; checks without a training: disk, Hub, trackers."""
+"""Findings of a check and their report; checks of disk, Hub and trackers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 PASSED, NOTE, FAILS = "passed", "note", "would fail"
 # Prefixes of paths without user code.
 LIBRARY_PATHS = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
-# An error's message may print a whole batch.
 MAX_ERROR_CHARACTERS = 600
-# Tracker -> environment variables and files, any of which is a login or makes it unnecessary; and the remedy.
+# Tracker -> variables and files, any of which is a login or makes it unnecessary; and the remedy.
 LOGINS = {
     "wandb": ("WANDB_API_KEY WANDB_MODE WANDB_IDENTITY_TOKEN_FILE NETRC ~/.netrc ~/_netrc", "run `wandb login`"),
     "comet_ml": ("COMET_API_KEY COMET_START_ONLINE COMET_CONFIG .comet.config ~/.comet.config", "run `comet login`"),
@@ -38,7 +37,7 @@ LOGINS = {
 
 
 class Finding(NamedTuple):
-    """Result of a check: a status (`passed`, `note` or `would fail`), its subject, a text, and the time of failure."""
+    """Result of a check: status (`passed`, `note` or `would fail`), subject, text, and time of failure."""
 
     status: str
     about: str
@@ -51,7 +50,6 @@ class Finding(NamedTuple):
 
 
 def make_finding(about: str, passed: str, problem: str = "", when: str = "") -> Finding:
-    """Return a failure if there is a problem, else `passed`."""
     return Finding(FAILS, about, problem, when) if problem else Finding(PASSED, about, passed)
 
 
@@ -93,7 +91,7 @@ class CheckReport:
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error's type, message and notes, and the last line of user code in its traceback."""
+    """Return an error's type, message and notes, and the last line of user code."""
     texts = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])]
     lines = [textwrap.shorten(str(text), MAX_ERROR_CHARACTERS, placeholder=" ...") for text in texts]
     location = ""
@@ -115,7 +113,7 @@ def check_disk(args: TrainingArguments, checkpoint: Path, saves: int) -> Finding
     total_bytes, limit, best = sum(sizes.values()), args.save_total_limit or 0, int(bool(args.load_best_model_at_end))
     if args.save_total_limit_best is not None and (args.save_total_limit is None or limit > 0):
         limit, best = limit or 1, args.save_total_limit_best
-    # The oldest checkpoint is deleted or thinned after the newest is written; the best checkpoints are kept too.
+    # The oldest checkpoint is deleted after the newest is written; the best are kept too.
     max_count = min(saves, limit + 1 + best) if limit > 0 else saves
     complete = saves if args.keep_optimizer_states is None else args.keep_optimizer_states + 1
     needed = [count * total_bytes - max(count - complete, 0) * resume_bytes for count in range(max_count + 1)]
@@ -154,7 +152,7 @@ def check_hub_permissions(args: TrainingArguments) -> Finding:
 
 
 def check_tracker_logins(callbacks: Iterable[Any]) -> Iterator[Finding]:
-    """Yield whether each tracker's login exists, without starting a run; its callback has imported the package."""
+    """Yield whether each tracker's login exists, without starting a run."""
     for callback in callbacks:
         if isinstance(callback, TrackerCallback):
             sources, remedy = LOGINS.get(callback.service, ("", ""))

@@ -1,4 +1,4 @@
-"""Check of a dataset's rows: lengths, missing values, labels and token ids, each finding with its row number."""
+"""Check of a dataset's rows: lengths, missing values, labels and token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from littrainer.runtime.lazy_isinstance import is_a
 MAX_SECONDS = 10.0
 LABELS = ("labels", "label", "label_ids")
 LABEL_PADDING = -100
-# Rows are taken for truncated if the greatest length is this many times as frequent as the length below it.
+# Truncated, if the greatest length is this many times as frequent as the length below it.
 TRUNCATION_RATIO = 3
 
 
@@ -44,12 +44,10 @@ class RowSummary:
     without_labels: int = 0
 
     def exclude_failing(self, rows: Collection[int]) -> list[int]:
-        """Return the rows that are not known to fail."""
         bad = {row for reasons in self.failing.values() for row in reasons}
         return [row for row in rows if row not in bad]
 
     def get_longest(self, count: int) -> list[int]:
-        """Return the longest rows that do not fail."""
         return sorted(self.exclude_failing(self.lengths), key=lambda row: -self.lengths[row])[:count]
 
     def __str__(self) -> str:
@@ -74,12 +72,11 @@ class SelectedRows(Subset[Any]):
 
 
 def select_rows(dataset: Any, rows: list[int]) -> Any:
-    """Return a dataset of some rows, as a `datasets.Dataset` if possible."""
     return dataset.select(rows) if is_a(dataset, "datasets.Dataset") else SelectedRows(dataset, rows)
 
 
 def can_select(dataset: Any) -> bool:
-    """Return whether there are rows, and they can be read by number."""
+    """Return whether there are rows that can be read by number."""
     is_map = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
     return is_map and has_length(dataset) and len(dataset) > 0
 
@@ -92,14 +89,13 @@ def summarize_rows(
     Parameters:
         columns: used columns; None for all.
         own_loss: whether a custom loss may give labels another meaning.
-        labels: names of label columns.
     """
     deadline = time.monotonic() + MAX_SECONDS
     total, summary = len(dataset), RowSummary(len(dataset))
-    # Feature -> its extreme amount, and the row that has it.
+    # Feature -> its extreme amount, and the row.
     notable: dict[str, tuple[float, int]] = {}
     bounds, main_input = _get_id_bounds(model, own_loss), getattr(model, "main_input_name", "input_ids")
-    # Golden-ratio stride: any number of first rows is spread evenly over the dataset.
+    # Golden-ratio stride: spreads any number of rows evenly.
     candidates = range(max(round(total * 0.618), 1), 2 * total + 1)
     stride = next(number for number in candidates if math.gcd(number, total) == 1)
     for number in (index * stride % total for index in range(total)):
@@ -133,14 +129,14 @@ def summarize_rows(
                 notable[feature] = amount, number
         summary.without_labels += not any(values.get(name) is not None for name in labels)
         summary.lengths[number] = lengths.get(main_input, max(lengths.values(), default=0))
-    # For each row, prefer the kinds of its values to extremes ("the longest ...").
+    # Prefer the kinds of a row's values to extremes ("the longest ...").
     for feature in sorted(notable, key=lambda feature: feature.startswith("the ")):
         summary.notable.setdefault(notable[feature][1], feature)
     return summary
 
 
 def _describe_value(value: Any) -> tuple[str, int, Any]:
-    """Return the kind of a value, its number of elements, and an array of them if they are numbers."""
+    """Return a value's kind, its number of elements, and an array of numbers."""
     if value is None:
         return "None", 0, None
     name = type(value).__name__

@@ -1,7 +1,4 @@
-"""The command `littrainer check`: runs a script up to its first `train()`, and checks that training instead.
-
-It starts processes as `littrainer run` does; each of them runs the script by this module.
-"""
+"""The command `littrainer check`: runs a script up to its first `train()`, and checks that training instead."""
 
 from __future__ import annotations
 
@@ -26,12 +23,11 @@ WOULD_FAIL = 1
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer check` on its command-line words; return the exit status, as `run.main` does."""
     return run.start("check", ProgramParser("check", DESCRIPTION), words, ["-m", __spec__.name])
 
 
 def check_program(program: Sequence[str]) -> int:
-    """Run a script (or `-m` and a module) with its arguments up to its first `train()`; check it and end the process.
+    """Run a script (or `-m` and a module) up to its first `train()`, check it, and end the process.
 
     Returns:
         2, if the script ended without a training.
@@ -70,7 +66,7 @@ def check_program(program: Sequence[str]) -> int:
                 print(f"process {trained.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
         folders.close()
         vars(os)["_exit"] = exit_process
-        # If other processes wait in a collective call, exit functions of this process might wait too.
+        # Exit functions might wait for other processes that are in a collective call.
         (exit_process if is_interrupted else end_process)(status)
 
     def exit_with_message(status: int) -> None:

@@ -9,23 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 BAD_INPUT = 2
-# Shells' exit statuses of programs ended by SIGPIPE or SIGINT.
+# Shells' exit statuses after SIGPIPE and SIGINT.
 PIPE_CLOSED, INTERRUPTED = 128 + 13, 128 + 2
-# Script name for standard input, as in python.
 STANDARD_INPUT = "-"
 
 
 class BadInput(Exception):
-    """Unusable command line, or a file named in it; the message has the reason and the remedy."""
+    """Unusable command line, or a file named in it; the message has the remedy."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose errors are a single line, with the nearest option for an unknown option.
+    """Parser with one-line errors, which suggest the nearest option.
 
     Parameters:
         command: name of the command, such as `report`.
-        description: description on the help page.
-        keywords: keywords of `argparse.ArgumentParser`.
     """
 
     def __init__(self, command: str, description: str, **keywords: Any) -> None:
@@ -33,11 +30,9 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        """End the program with exit status 2 and one line."""
         self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; name the nearest option for an unknown option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             from littrainer.arguments.did_you_mean import unrecognized
@@ -47,11 +42,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class ProgramParser(CommandParser):
-    """Parser of a command that starts a program: options, then a script (or `-m` and a module) with its arguments.
-
-    Parameters:
-        command, description: as in `CommandParser`.
-    """
+    """Parser of a command that starts a program: options, then a script (or `-m` and a module) with its arguments."""
 
     def __init__(self, command: str, description: str) -> None:
         start = f"littrainer {command} [-h] [OPTIONS]"
@@ -64,7 +55,7 @@ class ProgramParser(CommandParser):
         )
 
     def parse_program(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Return the options, and the program in python's form: a script (or `-m` and a module) and its arguments."""
+        """Return the options, and the program in python's form."""
         options = self.parse_args(words)
         program = list(options.program)
         if program[:1] == ["--"]:
@@ -84,27 +75,22 @@ class ProgramParser(CommandParser):
 
 
 def check_script(script: str) -> None:
-    """Raise `BadInput` unless the file, or pipe, exists."""
     if os.path.isdir(script) or not os.path.exists(script):
         raise BadInput(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the long options of a parser."""
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 
 def reject(command: str, message: object) -> int:
-    """Print a line about bad input on standard error; return the exit status."""
+    """Print a line about bad input; return the exit status."""
     print(f"littrainer {command}: {message}", file=sys.stderr)
     return BAD_INPUT
 
 
 def run_quietly(command: Callable[[], int]) -> int:
-    """Run a command and return its exit status; Ctrl-C and a closed pipe (`| head -1`) end it without a message.
-
-    Characters that standard output cannot encode are written as escapes.
-    """
+    """Run a command; Ctrl-C and a closed pipe (`| head -1`) end it without a message."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -24,12 +24,11 @@ layer. The folders may be those that transformers wrote, of which less is known.
 weights are equal, 1 if they differ, 2 if a folder cannot be read, or the runs have no step and no weights in common.
 """
 RUN_IDENTIFIERS = frozenset({"output_dir", "logging_dir", "run_name", "local_rank"})
-# Matches a weight's layer: up to the index in a list of layers, else all but the last name.
+# A weight's layer: up to the index in a list of layers, else all but the last name.
 LAYER = re.compile(r".*?\.\d+(?=\.)|.*(?=\.)|.*")
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer compare` on its command-line words; return the exit status."""
     parser = CommandParser("compare", DESCRIPTION)
     parser.add_argument("runs", nargs=2, metavar="OUTPUT_DIR", help="output_dir of a training, or a checkpoint in it")
     parser.add_argument("--html", metavar="FILE.html", help="write a page too, with charts of both")
@@ -67,7 +66,7 @@ def _get_verdict(logs: LogComparison, layers: dict[str, float]) -> tuple[int, st
 
 
 def find_causes(left: Run, right: Run) -> list[tuple[str, str, str]]:
-    """Return the name and both values of each argument and fact that differed from the start."""
+    """Return the name and both values of each argument and fact that differs."""
     causes = []
     if left.arguments is not None and right.arguments is not None:
         texts, others = ({**format_defaults(), **arguments} for arguments in (left.arguments, right.arguments))
@@ -83,7 +82,7 @@ def find_causes(left: Run, right: Run) -> list[tuple[str, str, str]]:
 
 
 def _compare_layers(left: Run, right: Run) -> tuple[str, dict[str, float]]:
-    """Return the folders of the compared weights, and the largest difference in each layer."""
+    """Return the folders of the weights, and the largest difference in each layer."""
     folders = [[run.folder, *reversed(identify_checkpoints(run.folder))] for run in (left, right)]
     pairs = [*itertools.product(*(filter(has_weights, candidates) for candidates in folders))]
     if not pairs:

@@ -16,7 +16,7 @@ Logs = Mapping[tuple[int, str], Any]
 
 
 class LogComparison(NamedTuple):
-    """Number of equal values before the first differing step (or None), and the differing values at this step."""
+    """Number of equal values before the first differing step (or None), and this step's differing values."""
 
     equal: int
     step: int | None
@@ -24,11 +24,11 @@ class LogComparison(NamedTuple):
 
 
 def compare_logs(left: Logs, right: Logs, tolerances: Mapping[str, float], common_only: bool = False) -> LogComparison:
-    """Compare the logs of two trainings by step and name, as in `Run.logged`; values may be dicts of weights.
+    """Compare the logs of two trainings, as in `Run.logged`; values may be dicts of weights.
 
     Parameters:
-        tolerances: name of a value -> allowed difference, 0 by default.
-        common_only: skip values that only one training logged; otherwise such values differ.
+        tolerances: allowed differences by name, 0 by default.
+        common_only: skip values that only one training logged.
     """
     keys = left.keys() & right.keys() if common_only else left.keys() | right.keys()
     pairs = {key: (left.get(key, NOT_LOGGED), right.get(key, NOT_LOGGED)) for key in keys}
@@ -40,7 +40,7 @@ def compare_logs(left: Logs, right: Logs, tolerances: Mapping[str, float], commo
 
 
 def are_equal(left: Any, right: Any, tolerance: float = 0.0) -> bool:
-    """Return whether two logged values, or weights, differ by at most a tolerance; a nan equals a nan."""
+    """Return whether values differ by at most a tolerance; a nan equals a nan."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
@@ -51,7 +51,7 @@ def are_equal(left: Any, right: Any, tolerance: float = 0.0) -> bool:
 
 
 def largest_gaps(left: Logs, right: Logs) -> dict[str, float]:
-    """Return the largest difference of each float, and of weights, by name; ignore equal values and nan."""
+    """Return the largest difference of each float, and of weights, by name; ignore nan."""
     gaps: dict[str, float] = {}
     for key, value in left.items():
         other = right.get(key)
@@ -65,7 +65,7 @@ def largest_gaps(left: Logs, right: Logs) -> dict[str, float]:
 
 
 def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a folder, or of the adapters in it.
+    """Return the weights in a folder, or of its adapters.
 
     Raises:
         ValueError: a file is damaged or missing.
@@ -80,7 +80,7 @@ def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def weight_gaps(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return the largest absolute difference of each tensor; infinite if it is missing or its shape differs."""
+    """Return the largest difference of each tensor; infinite if it is missing or its shape differs."""
     gaps = dict.fromkeys([*left, *right], math.inf)
     for name in left.keys() & right.keys():
         a, b = left[name], right[name]

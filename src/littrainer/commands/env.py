@@ -1,4 +1,4 @@
-"""The command `littrainer env`: prints the environment for a bug report. It imports neither torch nor Lightning."""
+"""The command `littrainer env`: prints the environment for a bug report, without importing torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DESCRIPTION = (
     "written as ~, but read the text before you publish it."
 )
 PACKAGE_NAME = "littrainer"
-# Extras with the tests' pinned versions; users may have other versions.
+# Extras with pinned versions; users may have others.
 DEVELOPMENT_EXTRAS = frozenset({"test", "demo"})
 PACKAGES = (
     *("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "transformers", "accelerate", "datasets"),
@@ -34,7 +34,7 @@ PACKAGES = (
     *("mlflow-skinny", "trackio", "comet-ml", "clearml", "neptune", "swanlab", "dvclive", "codecarbon", "flytekit"),
     *("azureml-core", "dagshub", "matplotlib", "psutil", "tqdm", "rich", "packaging"),
 )
-# Runs in another process, which a broken driver may kill. torch may print lines before the result.
+# A broken driver may kill the process; torch may print lines before the result.
 QUERY_TORCH = """\
 import json, torch.utils.collect_env as c
 print(json.dumps({name: value for name, value in c.get_env_info()._asdict().items() if name != "pip_packages"}))
@@ -60,7 +60,6 @@ SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer env` on its command-line words; return the exit status."""
     CommandParser("env", DESCRIPTION).parse_args(words)
     torch = query_torch()
     versions = {name: get_version(name) for name in PACKAGES}
@@ -84,7 +83,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def query_torch() -> dict[str, Any]:
-    """Return the facts of `torch.utils.collect_env`, or an `error` if torch cannot be imported."""
+    """Return the facts of `torch.utils.collect_env`, or an `error`."""
     # Import the same torch as this process.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     command = [sys.executable, "-c", QUERY_TORCH]
@@ -101,14 +100,13 @@ def query_torch() -> dict[str, Any]:
 
 
 def get_version(name: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
     with contextlib.suppress(PackageNotFoundError):
         return version(name)
     return None
 
 
 def findings() -> Iterator[str]:
-    """Yield the packages that are missing or have an unsupported version, and the remedy."""
+    """Yield missing packages and unsupported versions, with remedies."""
     if get_version(PACKAGE_NAME) is None:
         yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
         return
@@ -130,14 +128,13 @@ def findings() -> Iterator[str]:
 
 
 def read_accelerate_configuration() -> dict[str, str]:
-    """Return the configuration files of `accelerate config`."""
     folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]
     return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that may affect a training, sorted by name, without secrets."""
+    """Return the variables that may affect a training, without secrets."""
     set_here = {name: environment[name] for name in sorted(environment) if VARIABLES.fullmatch(name)}
     secrets = [value for name, value in environment.items() if _is_secret(name, value) and len(value) > 5]
     return {

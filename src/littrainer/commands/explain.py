@@ -1,4 +1,4 @@
-"""The command `littrainer explain`: describes what training arguments become on Lightning, in words or as a program."""
+"""The command `littrainer explain`: describes training arguments on Lightning, in words or as a program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ its data and its model, and trains nothing. What it prints goes to standard erro
 USAGE = """\
 littrainer explain [OPTIONS] --ARGUMENT VALUE ...
        littrainer explain [OPTIONS] SCRIPT [ARGS ...]"""
-# Arguments that become keywords in a printed program, in addition to those in the table of destinations.
+# Further arguments that become keywords in a program.
 IN_KEYWORDS = frozenset(
     (
         *("output_dir", "num_train_epochs", "max_steps", "full_determinism", "lightning"),
@@ -55,11 +55,10 @@ SCRIPT_OBJECTS_HINT = (
 
 
 class TrainerReached(BaseException):
-    """Signal that stops the script, past its `except Exception`; its argument is the text to print."""
+    """Signal that passes the script's `except Exception`; its argument is the text to print."""
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer explain` on its command-line words; return the exit status."""
     parser = CommandParser("explain", DESCRIPTION, usage=USAGE)
     parser.add_argument("--as-code", action="store_true", help="print a Lightning program that trains the same")
     parser.epilog = "Write the option before the script, or among the training arguments."
@@ -138,8 +137,7 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
     """Describe the destinations of a Trainer's arguments, and the resulting Lightning keywords and parts.
 
     Parameters:
-        trainer: a Trainer that has not trained; its `lightning.Trainer` is built and read.
-        args: the arguments whose values are shown.
+        trainer: a Trainer that has not trained; its `lightning.Trainer` is built.
         words: the command line; its arguments are shown first.
     """
     from littrainer.arguments.normalization import list_trackers
@@ -188,7 +186,6 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
 
 
 def _get_purpose(name: str) -> str:
-    """Return the first part of an argument's help, as a sentence."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     text: str = Seq2SeqTrainingArguments.__dataclass_fields__[name].metadata["help"]
@@ -196,7 +193,7 @@ def _get_purpose(name: str) -> str:
 
 
 def get_changed_arguments(args: TrainingArguments) -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, with masked tokens, in the documented order."""
+    """Return the arguments with other values than the defaults, with masked tokens."""
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     values, defaults = args.to_dict(), {**Seq2SeqTrainingArguments().to_dict(), "output_dir": None}
@@ -212,12 +209,7 @@ def _format_rows(rows: list[tuple[str, str]], widest: int = 44) -> list[str]:
 
 
 def render_program(args: TrainingArguments, script: str | None = None) -> str:
-    """Return a Lightning program with the same training.
-
-    Parameters:
-        args: the training arguments.
-        script: their script, if any.
-    """
+    """Return a Lightning program with the same training."""
     from littrainer.lightning.arguments import is_plain
     from littrainer.lightning.ignored_arguments import DATA_MODULE_ARGUMENTS, LIGHTNING_EQUIVALENTS, MODULE_ARGUMENTS
 
@@ -262,7 +254,7 @@ def _format_total_steps(args: TrainingArguments) -> str:
 
 
 def _format_steps(interval: float | None) -> str:
-    """Return an interval in optimizer steps, as code; below 1, as a fraction of all steps."""
+    """Return an interval as code; below 1, as a fraction of all steps."""
     return f"math.ceil(total_steps * {interval!r})" if interval and interval < 1 else str(int(interval or 1))
 
 

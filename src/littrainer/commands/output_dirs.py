@@ -1,4 +1,4 @@
-"""Cleanup after Trainers that a command creates without training: no folder and no repository remains."""
+"""Cleanup after Trainers that a command creates without training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def remove_output_dirs(should_create: bool = True) -> Iterator[None]:
-    """Remove empty folders that Trainers created in the block.
-
-    Parameters:
-        should_create: let Trainers create the folders.
-    """
+    """Remove empty folders that Trainers create in the block."""
     from littrainer import trainer as module
 
     trainer_class: Any = module.Trainer

@@ -1,8 +1,8 @@
 """Program that runs a few steps of a script's first training, and saves the run in a folder.
 
-    python recorded_training.py SIDE STEPS FOLDER SCRIPT ARGS ...
+python recorded_training.py SIDE STEPS FOLDER SCRIPT ARGS ...
 
-`littrainer verify` runs this file for each Trainer. It must not import littrainer, for the sake of transformers.
+`littrainer verify` runs this file, which must not import littrainer.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 TRANSFORMERS, LITTRAINER = "transformers", "littrainer"
-# Side -> the modules of its arguments, its Trainer and its callbacks.
+# Side -> modules of its arguments, Trainer and callbacks.
 MODULES = {
     TRANSFORMERS: ("transformers.training_args", "transformers.trainer", "transformers.trainer_callback"),
     LITTRAINER: ("littrainer.arguments.training_arguments", "littrainer.trainer", "littrainer.callbacks.base"),
 }
-# Seed of both processes, for scripts that draw numbers before they set a seed.
+# For scripts that draw numbers before they set a seed.
 SEED = 0
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
 
 
 def run_program(program: Sequence[str]) -> None:
-    """Run a script, or `-m` and a module, with its arguments, as Python does."""
+    """Run a script (or `-m` and a module) as Python does."""
     is_module = program[0] == "-m"
     sys.argv = list(program[is_module:])
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program[0]))
@@ -41,7 +41,7 @@ def run_program(program: Sequence[str]) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process without running the script's `except` and `finally` blocks, which might write."""
+    """End the process without the script's `except` and `finally` blocks, which might write."""
     # Exit functions delete the script's temporary folders.
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -49,7 +49,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
-    """Call functions with modules, by name, as soon as these are loaded."""
+    """Call functions with modules as soon as these are loaded."""
 
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
         finders = (other for other in sys.meta_path if other is not finder)
@@ -65,7 +65,7 @@ def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
 
 
 def redirect(kind: Any, name: str, folder: str) -> None:
-    """Patch a method to first redirect the output of training arguments (its own, or in its arguments) to a folder."""
+    """Patch a method to first redirect the output of training arguments to a folder."""
     method = getattr(kind, name)
 
     @functools.wraps(method)
@@ -94,7 +94,7 @@ def record(kind: Any, callbacks: str, steps: int) -> None:
         has_evaluation = trained.eval_dataset is not None or args.eval_strategy != "no"
         base = importlib.import_module(callbacks).TrainerCallback
         trained.add_callback(create_stopping_callback(base, steps, has_evaluation))
-        # resume_from_checkpoint=True means the newest checkpoint in output_dir, and the redirected folder has none.
+        # resume_from_checkpoint=True means the newest checkpoint in output_dir; the redirected folder has none.
         positional = tuple(None if value is True else value for value in positional)
         train(trained, *positional, **{name: None if value is True else value for name, value in keywords.items()})
         trained.save_model()
@@ -105,7 +105,7 @@ def record(kind: Any, callbacks: str, steps: int) -> None:
 
 
 def create_stopping_callback(base: Any, steps: int, has_evaluation: bool) -> Any:
-    """Return a callback that stops training after some steps, without a change of the schedule."""
+    """Return a callback that stops training without a change of the schedule."""
 
     class StoppingCallback(base):
         remaining = steps
@@ -125,7 +125,6 @@ def create_stopping_callback(base: Any, steps: int, has_evaluation: bool) -> Any
 
 
 def main(side: str, steps: str, folder: str, *program: str) -> None:
-    """Run a script (or `-m` and a module) with its arguments."""
     arguments, trainer, callbacks = MODULES[side]
     refusal = "The script imports its Trainer from littrainer, so there is none of transformers to compare with."
 

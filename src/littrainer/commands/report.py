@@ -19,7 +19,7 @@ from littrainer.search.record import SEARCH_RECORD_NAME
 
 DEFAULT_NAME = "report.html"
 PAGE_ENDINGS = (".html", ".htm")
-# Interval of --watch for writing the page, and for reloads of an open page.
+# Interval of --watch, and of reloads of an open page.
 RELOAD_INTERVAL_S = 5
 # Files with this mark in their first bytes may be overwritten.
 MARK, HEAD_BYTES = b"littrainer report", 4096
@@ -42,7 +42,6 @@ ABOUT_WATCH = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer report` on its command-line words; return the exit status."""
     parser = CommandParser("report", DESCRIPTION)
     parser.add_argument("folders", nargs="+", metavar="OUTPUT_DIR", help=ABOUT_FOLDERS)
     parser.add_argument("-o", "--output", metavar="FILE.html", help=ABOUT_OUTPUT)
@@ -76,13 +75,13 @@ def _write_page(options: argparse.Namespace, live_seconds: int = 0) -> tuple[Pat
 
 
 def _local_folders(folders: Sequence[str]) -> list[str]:
-    """Return the folders, with local copies of the report's files for URLs."""
+    """Return the folders, with local copies for URLs."""
     paths = []
     for folder in folders:
         try:
             path = local_folder(folder)
             if path != folder:
-                # Imported here to load torch for URLs only.
+                # Loads torch.
                 from littrainer.checkpoint.remote import download_small_files
                 from littrainer.checkpoint.store import is_abandoned
 
@@ -115,7 +114,7 @@ def _watch(options: argparse.Namespace) -> None:
                     print(f"page: {target}", flush=True)
                 is_written = True
             except BadInput as error:
-                # The training may not have begun, or a checkpoint may be deleted during the read.
+                # The training may not have begun, or a checkpoint may be deleted meanwhile.
                 if not is_written and not isinstance(error, MissingState):
                     raise
             time.sleep(RELOAD_INTERVAL_S)
@@ -125,7 +124,7 @@ def _get_target(runs: list[Run], searches: list[Search], output: str | None) -> 
     """Return the path of the page.
 
     Raises:
-        BadInput: the path is unusable, or the page would overwrite a file that is no report.
+        BadInput: the path is unusable, or is a file that is no report.
     """
     if output is not None:
         target = Path(output)

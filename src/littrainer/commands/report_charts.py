@@ -15,14 +15,14 @@ from littrainer.commands.report_folders import Run, Search
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, TrialRecord
 
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "grad_norm"
-# Metric -> title of its chart; by default the metric's name.
+# Metric -> title of its chart.
 TITLES = {
     "loss": "Loss",
     LEARNING_RATE: "Learning rate",
     GRADIENT_NORM: "Gradient norm before clipping",
     THROUGHPUT: "Samples per second of evaluations",
 }
-# Metrics with a meaningful zero, which a logarithmic axis lacks.
+# Metrics with a meaningful zero.
 ALWAYS_LINEAR = (LEARNING_RATE, THROUGHPUT)
 MAX_METRICS = 12
 MAX_PARAMETERS = 8
@@ -42,7 +42,7 @@ class Series:
     Parameters:
         run, source: the training, and the source of its numbers; for a search, the state of the trials.
         x: axis -> a number for each point, None if unknown.
-        y: the values; None is a gap, marked by a cross at the bottom of the chart.
+        y: the values; None is a gap, marked by a cross at the bottom.
         look: "line", "dots" or "steps".
         color, dash: indices in the palette.
         best: indices of the best points.
@@ -89,14 +89,13 @@ class Chart:
 
 
 def build_training_charts(runs: list[Run]) -> list[Chart]:
-    """Return the charts of trainings, with all trainings in each chart."""
     sources = dict.fromkeys([TRAINING, *(source for run in runs for _, source in run.history.curves)])
     charts = []
     for metric in split_metrics(runs)[0]:
         series: list[Series] = []
         for number, run in enumerate(runs):
             for index, source in enumerate(sources):
-                # Colors distinguish sources of a single run, else runs (with line styles for sources).
+                # Colors distinguish sources of a single run, else runs.
                 color, dash = (index, 0) if len(runs) == 1 else (number, index)
                 series += _build_series(run, metric, source, color, dash)
         title = TITLES.get(metric, metric)
@@ -173,7 +172,6 @@ def split_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
 
 
 def build_search_charts(search: Search, group: str) -> list[Chart]:
-    """Return charts of objectives over trials, against each other, and over hyperparameters."""
     names, complete = search.objective_names, search.complete
     charts = [_build_trials_chart(search, group, number, name) for number, name in enumerate(names)]
     if len(complete) < 2:
@@ -271,7 +269,6 @@ STYLE: Any = {"axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False
 
 
 def render_png(charts: Sequence[Chart]) -> bytes:
-    """Return the charts as a PNG file, drawn by matplotlib."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -330,5 +327,5 @@ def _format_label(text: str) -> str:
     text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     half = MAX_LABEL_CHARACTERS // 2
     text = text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[:half]}...{text[3 - half :]}"
-    # matplotlib omits labels with a leading underscore from legends, and parses formulas between dollar signs.
+    # matplotlib omits labels with a leading underscore, and parses formulas between dollar signs.
     return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")

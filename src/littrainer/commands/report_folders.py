@@ -1,4 +1,4 @@
-"""Folders of trainings and hyperparameter searches, as read by `littrainer report` and `littrainer compare`."""
+"""Folders of trainings and hyperparameter searches, as read by `report` and `compare`."""
 
 from __future__ import annotations
 
@@ -46,17 +46,16 @@ from littrainer.search.record import (
 
 LIGHTNING_LOG_NAME = "metrics.csv"
 LIGHTNING_PREFIXES = {"val_": "eval_", "test_": "test_", "train_": ""}
-# Endings of model classes, and PEFT tasks, whose loss is a token-level cross-entropy.
+# Endings of model classes, and PEFT tasks, with a token-level cross-entropy.
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "CAUSAL_LM")
 MAX_EXPONENT = 700
-# Missing in the environment of a run that only saved its state at the end.
+# Missing for a run that only saved its state at the end.
 FIRST_WEIGHTS = "weights at the start"
-# Endings of metrics for which lower is better.
 LESS_IS_BETTER = ("loss", "perplexity", "error", "wer", "cer", "mae", "mse", "rmse")
 
 
 class MissingState(BadInput):
-    """Folder without a state of a training or a record of a search."""
+    """Folder without a training's state or a search's record."""
 
 
 @dataclass
@@ -65,7 +64,6 @@ class Run:
 
     Parameters:
         name: unique among the runs of a page.
-        folder: the folder on the command line.
         state_file, state, history: trainer_state.json, its content, and the numbers in it.
         arguments: training arguments as text, None if unknown.
         environment: device, processes, versions, class of the model, by name.
@@ -83,12 +81,11 @@ class Run:
 
     @property
     def logged(self) -> dict[tuple[int, str], Any]:
-        """Logged values by step and name, as in `collect_logged_values`."""
         return collect_logged_values(self.state.log_history)
 
     @property
     def best_checkpoint(self) -> str | None:
-        """Path of the best checkpoint: next to the others, at the recorded path, or not there."""
+        """Path of the best checkpoint: next to the others, else as recorded."""
         recorded = self.state.best_model_checkpoint
         if recorded is None:
             return None
@@ -98,14 +95,14 @@ class Run:
 
     @property
     def best_step(self) -> int | None:
-        """Optimizer step of the best evaluation; earlier releases record it only in the checkpoint's name."""
+        """Optimizer step of the best evaluation, or of the best checkpoint in earlier releases."""
         if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
             return self.state.best_global_step
         return checkpoint_step(Path(self.state.best_model_checkpoint))
 
     @functools.cached_property
     def deciding_curve(self) -> tuple[str, str]:
-        """Metric and evaluation set by which runs are ranked: those of the best model, else the loss."""
+        """Metric and evaluation set that rank runs: those of the best model, else the loss."""
         best, step = self.state.best_metric, self.best_step
         evaluated = {key: points for key, points in self.history.curves.items() if key[1] != TRAINING}
         recorded = [
@@ -117,14 +114,13 @@ class Run:
         return [*recorded, *losses, ("loss", EVALUATION)][0]
 
     def is_less_better(self, metric: str) -> bool:
-        """Return whether lower values of a metric are better."""
         greater = (self.arguments or {}).get("greater_is_better")
         if self.state.best_metric is not None and greater in ("True", "False") and self.deciding_curve[0] == metric:
             return greater == "False"
         return metric.endswith(LESS_IS_BETTER)
 
     def best_points(self, metric: str, source: str) -> list[Point]:
-        """Return the best evaluation during training by a metric, or several with the same value."""
+        """Return the best evaluation during training, or several with the same value."""
         points = [point for point in self.history.curves.get((metric, source), []) if math.isfinite(point.value)]
         points = [point for point in points if not point.is_after_training] or points
         if not points:
@@ -151,7 +147,7 @@ class Run:
         return max(0.0, total - sums[-1]) / steps, [step for step, _ in costs], sums
 
     def seconds_at(self, step: int) -> float | None:
-        """Return the estimated seconds since the training began, for steps of equal duration."""
+        """Return the estimated seconds since the training began."""
         if self._pace is None:
             return None
         pace, evaluated, sums = self._pace
@@ -173,7 +169,6 @@ class Search:
 
     @property
     def objective_names(self) -> list[str]:
-        """Names of the objectives."""
         count = len(self.stored.directions)
         default = [f"objective {number + 1}" for number in range(count)] if count > 1 else ["objective"]
         return self.stored.objective_names or default
@@ -186,14 +181,14 @@ class Search:
 
     @functools.cached_property
     def complete(self) -> list[TrialRecord]:
-        """Complete trials, sorted by the first objective, best first."""
+        """Complete trials, best first by the first objective."""
         complete = filter(self.is_complete, self.stored.trials)
         is_reversed = self.stored.directions[0] == MAXIMIZE
         return sorted(complete, key=lambda trial: -trial.objectives()[0] if is_reversed else trial.objectives()[0])
 
     @functools.cached_property
     def best(self) -> list[TrialRecord]:
-        """All trials with the best objective; for several objectives, the Pareto front."""
+        """Trials with the best objective; for several objectives, the Pareto front."""
         trials = self.stored.trials
         objectives = {tuple(trial.objectives()) for trial in find_best_trials(trials, self.stored.directions)}
         return [trial for trial in trials if self.is_complete(trial) and tuple(trial.objectives()) in objectives]
@@ -203,10 +198,10 @@ def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
     """Load the runs and searches in folders, ignoring duplicates.
 
     Parameters:
-        folders: output directories, checkpoints in them, or trainer_state.json and hyperparameter_search.json files.
+        folders: output directories, checkpoints, or their JSON files.
 
     Raises:
-        BadInput: a folder cannot be read; the message names it.
+        BadInput: a folder cannot be read.
     """
     paths: dict[Path, Path] = {}
     for path in map(Path, folders):
@@ -296,7 +291,6 @@ def _describe_missing(folder: Path) -> str:
 
 
 def identify_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, in the order of their steps."""
     candidates = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
     steps = {path: step for path, step in candidates.items() if step is not None}
     return sorted(steps, key=steps.__getitem__)
@@ -312,7 +306,7 @@ def _add_arguments(run: Run, folders: list[Path]) -> None:
         return
     try:
         if path.name == TRAINING_ARGS_NAME:
-            # This import loads torch, which most reports do not need.
+            # Loads torch.
             from littrainer.checkpoint.run_record import read_arguments
 
             run.arguments = read_arguments(path)
@@ -336,7 +330,7 @@ def _add_model(run: Run, folders: list[Path]) -> None:
         try:
             config = json.loads(path.read_text("utf-8"))
             model = str((config.get("architectures") or [config["task_type"]])[0])
-        # Not a transformers model, or not a configuration.
+        # No configuration of a transformers model.
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
         run.environment = {"model": model, **run.environment}

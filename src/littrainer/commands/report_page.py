@@ -1,4 +1,4 @@
-"""HTML page of `littrainer report`: a verdict, tables, and the data of its charts."""
+"""HTML page of `littrainer report`: a verdict, tables, and data of charts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ LARGE_FIGURES = ("Optimizer steps", "Duration", "Training samples per second", "
 
 
 class Best(str):
-    """Text of a cell marked as the best of its row or column."""
+    """Cell marked as the best of its row or column."""
 
 
 class Table(NamedTuple):
     """Table of the page.
 
     Parameters:
-        rows: texts of cells; the first cell is the row's heading.
+        rows: cells; the first is the row's heading.
         note: a sentence below the table.
         is_folded: whether the rows are hidden until a click.
     """
@@ -62,7 +62,7 @@ def render_page(
     """Return a self-contained page about searches and trainings.
 
     Parameters:
-        live_seconds: reload interval of the page; 0 for never.
+        live_seconds: reload interval; 0 for never.
         verdict: first line, instead of the best results.
         tables: tables above the charts.
     """
@@ -102,7 +102,7 @@ def render_page(
     parts = {
         "title": _escape_html(title),
         "body": "\n".join(body),
-        # Escaped: text must not end the script element.
+        # Text must not end the script element.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "version": __version__,
         "files": ", ".join(
@@ -117,7 +117,7 @@ def render_page(
 
 
 def summarize_runs(runs: Sequence[Run]) -> str:
-    """Return the result of trainings in a line: the best evaluation and, for a single training, the trend after it."""
+    """Return the best evaluation and, for a single training, the trend after it, in a line."""
     metric, source = runs[0].deciding_curve
     reached = {run.name: points for run in runs if (points := run.best_points(metric, source))}
     if not reached:
@@ -155,7 +155,6 @@ def _describe_trend(run: Run, source: str, best_step: int) -> str:
 
 
 def summarize_search(search: Search) -> str:
-    """Return the best trials in a line."""
     best = search.best
     trials = " and ".join(f"trial {trial.id}" for trial in best[:3])
     if not best:
@@ -354,7 +353,7 @@ def _render_table(table: Table) -> str:
         for name, *cells in table.rows
     )
     content = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    # Focusable, so that wide tables can be scrolled by keyboard.
+    # Focusable for scrolling by keyboard.
     content = f'<div class="wide" tabindex=0 role=region aria-label="Table">{content}</div>{note}'
     if table.is_folded:
         return f"<details><summary>{_escape_html(table.title)}</summary>{content}</details>"

@@ -1,4 +1,4 @@
-"""Restarts of `littrainer run --restarts` after a failure: with the same number of processes, fewer, or none."""
+"""Restarts of `littrainer run --restarts` after a failure: with as many processes, fewer, or none."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ class Restarts:
     """Policy that `run_processes` calls after each failure.
 
     If a process fails twice without a new checkpoint, its device may be broken: fewer processes continue, if allowed.
-    Otherwise, an exception with the same message at the same optimizer step as before would repeat: nothing is started.
-
-    Parameters:
-        launch: the first launch.
+    Otherwise, an exception with the same message at the same optimizer step would repeat: nothing is started.
     """
 
     def __init__(self, launch: Launch):
@@ -58,8 +55,8 @@ class Restarts:
         return self._launch
 
     def _has_failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
-        """Return whether the same process failed before, or any were killed twice, without a new checkpoint."""
-        # This import loads torch.
+        """Return whether the same process failed, or any were killed, twice without a new checkpoint."""
+        # Loads torch.
         from littrainer.checkpoint.distributed_resume import identify_checkpoints
 
         before, self._previous = self._previous, (failure, [identify_checkpoints(folder) for folder in run_dirs])

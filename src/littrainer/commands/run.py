@@ -1,7 +1,6 @@
 """The command `littrainer run`: starts a new interpreter as `python script.py` does, with the redirection enabled.
 
-So sys.argv, `__main__`, tracebacks, signals, exit status and child processes are python's. Several GPUs or requested
-devices have an interpreter each.
+So sys.argv, `__main__`, tracebacks, signals, exit status and child processes are python's.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ from littrainer.distributed.environment import (
 from littrainer.distributed.launcher import Launch, LaunchError, check_launch, run_processes
 from littrainer.redirection.redirect import extend_to_children
 
-# Value of --devices for a process on each GPU.
 ALL = "all"
-# Device files of NVIDIA's and AMD's drivers on Linux.
+# Device files of NVIDIA's and AMD's drivers.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # Variable of `accelerate launch`, and options of scripts, that select the CPU.
 USE_CPU = "ACCELERATE_USE_CPU"
 CPU_OPTIONS = ("--use_cpu", "--use-cpu", "--no_cuda", "--no-cuda")
-# Strategy -> the variables by which `accelerate launch` selects it.
+# Strategy -> variables of `accelerate launch` that select it.
 STRATEGIES: dict[str, dict[str, str]] = {
     "ddp": {},
     "fsdp": {
@@ -55,11 +53,7 @@ ABOUT_DEVICES = (
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer run` on its command-line words.
-
-    Returns:
-        The exit status. On POSIX, a single process replaces this one, and the function does not return.
-    """
+    """Run `littrainer run` on its command-line words; on POSIX, a single process replaces the current process."""
     parser = ProgramParser("run", DESCRIPTION)
     parser.add_argument(
         "--restarts",
@@ -77,15 +71,11 @@ def main(words: Sequence[str]) -> int:
 
 
 def start(command: str, parser: ProgramParser, words: Sequence[str], module: Sequence[str] = ()) -> int:
-    """Start a command line's program in the requested number of processes.
+    """Start a command line's program in the requested number of processes; return the exit status.
 
     Parameters:
         parser: parser with the command's specific options.
-        words: the words after the command.
         module: `-m MODULE` of a program that runs the script.
-
-    Returns:
-        as `main`.
     """
     about_grace = f"time to save and end after Ctrl-C or SIGTERM (default: {DEFAULT_GRACE_S})"
     about_strategy = "how the model is sharded over the processes"
@@ -112,7 +102,7 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
         environment |= {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[options.strategy]}
     extend_to_children(environment)
     environment[COMMAND] = shlex.join(words)
-    # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
+    # As multiprocessing repeats python's options (-O, -W, -X, -u ...).
     interpreter_options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *interpreter_options, *program]
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -145,13 +135,13 @@ def _run(program: list[str], options: argparse.Namespace, words: Sequence[str]) 
 
 
 def _wait_for(command: list[str], environment: dict[str, str]) -> int:
-    """Run the command as a child process, for Windows, where a shell would not wait for an exec'ed program."""
+    """Run a child process, for Windows, where a shell would not wait for an exec'ed program."""
     with subprocess.Popen(command, env=environment) as child:
         while True:
             try:
                 return child.wait()
             except KeyboardInterrupt:
-                # The terminal interrupts the child too; wait for it to end.
+                # The terminal interrupts the child too.
                 continue
 
 
@@ -213,7 +203,7 @@ def _is_started_by_launcher() -> bool:
 
 
 def _has_cpu_option(program: list[str]) -> bool:
-    """Return whether the program's arguments set `use_cpu` for HfArgumentParser; the last value counts."""
+    """Return whether arguments set `use_cpu` for HfArgumentParser; the last value counts."""
     is_set = False
     for argument, following in zip(program, [*program[1:], ""], strict=True):
         name, _, value = argument.partition("=")

@@ -30,12 +30,11 @@ is equal, 1 if something differs, 2 if the script does not run with one of them.
 """
 SIDES = {TRANSFORMERS: "transformers' own Trainer", LITTRAINER: "littrainer's Trainer"}
 END, WEIGHTS = sys.maxsize, "weights"
-# Allowed difference of the Trainers, as a multiple of the noise: the difference between two runs of one Trainer.
+# Allowed multiple of the noise: the difference between two runs of the same Trainer.
 NOISE_FACTOR = 4
 # Larger noise, relative to the loss, is no rounding.
 MAX_NOISE = 0.01
 MAX_OUTPUT_LINES = 15
-# The release of transformers whose numbers littrainer has.
 COMPARED_WITH = "5.23.0"
 # Argument with another value than its default -> topic in docs/known-differences.md.
 INTENDED_DIFFERENCES = {
@@ -47,7 +46,6 @@ INTENDED_DIFFERENCES = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `littrainer verify` on its command-line words; return the exit status."""
     parser = ProgramParser("verify", DESCRIPTION)
     parser.add_argument("--steps", metavar="N", type=int, default=20, help="optimizer steps to compare (default: 20)")
     options, program = parser.parse_program(words)
@@ -69,7 +67,6 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
     comparison, is_reproducible = differences.compare_logs(expected, actual, {}), True
     noise: dict[str, float] = {}
     if comparison.step is not None:
-        # Measure the noise: each Trainer's difference from its second run.
         for side, first in zip(SIDES, (expected, actual), strict=True):
             second = _collect_values(_record_run(program, steps, folder / f"{side} again", side))
             for name, gap in differences.largest_gaps(first, second).items():
@@ -120,7 +117,7 @@ def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
     """
     folder.mkdir()
     environment = {"PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "0", **os.environ, "WANDB_MODE": "disabled"}
-    # transformers would use several GPUs in one process, with larger batches.
+    # transformers would use several GPUs in a single process, with larger batches.
     environment["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"].partition(",")[0]
     extend_to_children(environment)
     if side == TRANSFORMERS:

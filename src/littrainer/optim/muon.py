@@ -1,4 +1,4 @@
-"""`optim="muon"`: torch's Muon for a model's inner matrices, and AdamW for all other parameters."""
+"""`optim="muon"`: torch's Muon for inner matrices, and AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.optim import AdamW, Muon, Optimizer
 from littrainer.model.facts import base_model
 
 BY_MUON = "by_muon"
-# Names of head modules, for models without a `base_model`.
+# Heads of models without a `base_model`.
 HEADS = re.compile(r"(?:^|[._])(?:heads?|classifier|score|predictions|output_projection)\d*(?:\.|$)")
 
 
 def select_adamw_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters that AdamW steps, by kind; Muon steps the others."""
+    """Return the parameters that AdamW steps, by kind."""
     inner = base_model(model)
     base: Any = getattr(inner, "base_model", inner)
     base_ids = None if base is inner else set(map(id, base.parameters()))
@@ -38,8 +38,6 @@ class MuonWithAdamW(Optimizer):
     Parameters:
         params: parameter groups; each is split into Muon's and AdamW's parameters.
         by_adamw: the parameters that AdamW steps.
-        lr: learning rate of Muon.
-        adamw_lr: learning rate of AdamW.
         betas, eps: AdamW's.
         muon: further settings of Muon.
 
@@ -76,10 +74,9 @@ class MuonWithAdamW(Optimizer):
         super().__init__(combined, {**self._adamw.defaults, BY_MUON: False})
 
     def step(self, closure: Any = None) -> Any:
-        """Step both optimizers."""
         loss = None if closure is None else closure()
         for optimizer, by_muon in ((self._muon, True), (self._adamw, False)):
-            # Groups and states may have been loaded or added since the last step.
+            # Groups and states may have been loaded or added.
             optimizer.param_groups = [group for group in self.param_groups if group[BY_MUON] is by_muon]
             optimizer.state = self.state
             optimizer.step()

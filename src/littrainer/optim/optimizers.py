@@ -1,8 +1,4 @@
-"""Optimizers by their `optim` names.
-
-The table `OPTIMIZERS` has the class of each name, its keywords from training arguments, and the settings allowed in
-`optim_args`. Libraries are imported on first use.
-"""
+"""Optimizers by their `optim` names; libraries are imported on first use."""
 
 from __future__ import annotations
 
@@ -40,10 +36,9 @@ class Optimization:
     """Optimizer and schedule of a training.
 
     Attributes:
-        optimizer: None before the first training, unless the user passed an optimizer.
-        schedule: the learning-rate schedule, or None.
+        optimizer: None before the first training, unless the user passed it.
         is_default_schedule: whether the Trainer created the schedule.
-        is_schedule_overridden: whether a Lightning callback sets the learning rate instead.
+        is_schedule_overridden: whether a Lightning callback sets the learning rate.
     """
 
     optimizer: Any = None
@@ -53,7 +48,6 @@ class Optimization:
 
 
 def parse_dtype(text: str) -> Any:
-    """Return torch's dtype by its name, such as `bfloat16`."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"expected a dtype of torch such as float32 or bfloat16, got {text!r}")
@@ -66,10 +60,9 @@ def parse_optim_args(
     """Return the settings in `optim_args`, converted to the optimizer's types.
 
     Parameters:
-        optim: the optimizer's name, for messages.
-        text: comma-separated `key=value` pairs; blanks are ignored.
+        text: comma-separated `key=value` pairs.
         accepted: key -> converter of its value.
-        adam: the optimizer's keywords that are set by the Adam arguments.
+        adam: keywords that are set by the Adam arguments.
 
     Raises:
         ValueError: the text is malformed, or has an unknown key or an impossible value.
@@ -96,24 +89,19 @@ def parse_optim_args(
     return settings
 
 
-# Optimizer keyword -> the argument that sets it.
 ARGUMENTS_BY_KEYWORD = {
     "lr": "learning_rate",
     "weight_decay": "weight_decay",
     "betas": "adam_beta1, adam_beta2",
     "eps": "adam_epsilon",
 }
-# Optimizer -> settings that the Trainer always passes; optim_args may repeat them.
+# Settings that the Trainer always passes; optim_args may repeat them.
 FIXED_SETTINGS: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
 
 
 @dataclass(frozen=True)
 class Request:
-    """Input from which an entry builds its keywords.
-
-    Parameters:
-        settings: `optim_args`, converted.
-    """
+    """Input from which an entry builds its keywords."""
 
     optim: str
     args: TrainingArguments
@@ -121,12 +109,10 @@ class Request:
     model: nn.Module | None = None
 
     def adam(self) -> Keywords:
-        """Return the keywords from `adam_beta1`, `adam_beta2` and `adam_epsilon`."""
         args = self.args
         return {"betas": (float(args.adam_beta1), float(args.adam_beta2)), "eps": args.adam_epsilon}
 
     def require_model(self) -> nn.Module:
-        """Return the model; raise a ValueError without it."""
         if self.model is None:
             raise ValueError(f"optim={self.optim!r} needs the model: call get_optimizer_cls_and_kwargs(args, model).")
         return self.model
@@ -147,7 +133,7 @@ class OptimizerEntry:
         settings: keys allowed in `optim_args`, with their converters; they override the defaults.
         package: argument of `pip install`; None for torch's own optimizers.
         finish: adds keywords that depend on several arguments or on the model.
-        projects: whether it projects the gradients of `optim_target_modules`; then `optim_args` sets the projection.
+        projects: whether `optim_args` sets the projection of gradients of `optim_target_modules`.
         is_layerwise: whether each parameter has a separate optimizer.
     """
 
@@ -161,7 +147,7 @@ class OptimizerEntry:
     is_layerwise: bool = False
 
     def load_class(self, optim: str) -> Any:
-        """Import the class, or raise an OptimizerNotInstalledError with the package to install."""
+        """Import the class, or raise an OptimizerNotInstalledError."""
         reasons = []
         for path in self.paths:
             module, name = path.split(":")
@@ -175,7 +161,6 @@ class OptimizerEntry:
         )
 
     def keywords(self, request: Request) -> Keywords:
-        """Return the constructor's keywords."""
         adam = request.adam()
         settings = {} if self.projects else request.settings
         keywords = {"lr": request.args.learning_rate, **{name: adam[name] for name in self.adam}}
@@ -239,7 +224,7 @@ def _target_modules(model: nn.Module, request: Request) -> list[str]:
             if targets in ALL_LINEAR or is_target(targets, name):
                 names.append(name)
         elif targets == name or (not isinstance(targets, str) and any(target in name for target in targets)):
-            # Warn of names only: a regular expression may match many other modules.
+            # Warn of names only: an expression may match many other modules.
             logger.warning("optim_target_modules names %s, which is no linear layer; it is not projected.", name)
     if not names:
         raise ValueError(f"optim_target_modules={targets!r} names no linear layer of {type(model).__name__}.")
@@ -403,7 +388,7 @@ def _muon(request: Request, keywords: Keywords) -> Keywords:
     return {"adamw_lr": args.learning_rate, **keywords, "by_adamw": by_adamw}
 
 
-# The adjusted rate makes steps as large as AdamW's, so both share learning rate and weight decay.
+# The adjusted rate makes steps as large as AdamW's.
 MUON = OptimizerEntry(
     ("littrainer.optim.muon:MuonWithAdamW",),
     ADAM,
@@ -457,15 +442,15 @@ THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
 
 OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, OptimizerNames.MUON: MUON, **THIRD_PARTY}
 
-# Keywords of an entry, or of an overridden get_optimizer_cls_and_kwargs, that replace the parameter groups.
+# Keywords that replace the parameter groups.
 GROUP_REPLACEMENTS = ("params", "model", "optimizer_dict")
 
 
 def get_optimizer_class_and_keywords(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Keywords]:
-    """Return the class and constructor keywords that `args.optim` names.
+    """Return the class and constructor keywords of `args.optim`.
 
     Parameters:
-        model: required by optimizers whose keywords have its parameters: low-rank optimizers, LOMO and Muon.
+        model: required by low-rank optimizers, LOMO and Muon.
 
     Raises:
         ImportError: the optimizer's library is not installed.
@@ -490,7 +475,7 @@ def build_optimizer(model: nn.Module, groups: list[dict[str, Any]], optimizer_cl
 
     Parameters:
         groups: parameter groups, unless the keywords replace them.
-        optimizer_class: an optimizer class, or a factory class whose instance is called with model and keywords.
+        optimizer_class: a class, or a factory class whose instance is called with model and keywords.
     """
     if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
         return optimizer_class()(model, **keywords)
@@ -505,7 +490,7 @@ def build_optimizer(model: nn.Module, groups: list[dict[str, Any]], optimizer_cl
 
 
 def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    # bitsandbytes advises against 8-bit state for embeddings: their training becomes unstable.
+    # As bitsandbytes advises: 8-bit state makes embeddings unstable.
     import bitsandbytes
 
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()

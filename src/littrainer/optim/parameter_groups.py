@@ -1,8 +1,4 @@
-"""Parameter groups of an optimizer: all parameters except norms and biases have weight decay.
-
-A loaded optimizer state has old hyperparameters. If a search changes them, `RequestedHyperparameters` applies the new
-values, and the schedule continues from them.
-"""
+"""Parameter groups of an optimizer: all parameters except norms and biases have weight decay."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-# Matched in lower case against the path below each ancestor, so that a module called `norm` also exempts its children.
+# Matched in lower case below each ancestor, so that a module called `norm` also exempts its children.
 EXEMPT_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 EXEMPT_LAYERS = (nn.LayerNorm,)
-# Index of the group that this group was split from (one part per device mesh).
+# Index of the group before a split by device mesh.
 GROUP_INDEX = "part_of_group"
 
 
 def get_decayed_parameter_names(model: nn.Module) -> list[str]:
-    """Return the names of parameters with weight decay: all but biases, norms and contents of `torch.nn.LayerNorm`."""
+    """Return the parameters with weight decay: all but biases, norms and contents of `torch.nn.LayerNorm`."""
     names: list[str] = []
     for child_name, child in model.named_children():
         if isinstance(child, EXEMPT_LAYERS):
@@ -36,9 +32,9 @@ def get_decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Return two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
+    """Return two groups, the decayed parameters first, each in the model's order.
 
-    Sharded and replicated parameters of a group are separate groups, since torch cannot update both together.
+    Sharded and replicated parameters are separate groups, since torch cannot update both together.
     """
     decayed_names = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -61,17 +57,13 @@ def _is_exempt(name: str) -> bool:
     return EXEMPT_NAMES.search(name.lower()) is not None
 
 
-# Group keys set by TrainingArguments, not by the optimizer's state.
+# Keys set by TrainingArguments, not by the state.
 ARGUMENT_KEYS = ("weight_decay", "betas", "eps", "momentum", "alpha")
 INITIAL_RATE = "initial_lr"
 
 
 class RequestedHyperparameters:
-    """Hyperparameters of a new optimizer and schedule, recorded before a checkpoint is loaded into them.
-
-    Parameters:
-        optimizer, schedule: created from the arguments, before any step.
-    """
+    """Hyperparameters of a new optimizer and schedule, recorded before a checkpoint is loaded into them."""
 
     def __init__(self, optimizer: Optimizer, schedule: Any) -> None:
         groups = optimizer.param_groups
@@ -80,7 +72,7 @@ class RequestedHyperparameters:
         self.base_rates = list(getattr(schedule, "base_lrs", []))
 
     def apply_to(self, optimizer: Optimizer, schedule: Any, rate_then: float | None, rate_now: float) -> None:
-        """Set the requested hyperparameters in an optimizer and schedule that have loaded a checkpoint.
+        """Set the requested hyperparameters after a checkpoint is loaded.
 
         Parameters:
             rate_then: `learning_rate` of the training that wrote the checkpoint, or None.
@@ -121,12 +113,7 @@ class RequestedHyperparameters:
 
 
 def have_hyperparameters_changed(then: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:
-    """Return whether a trial's hyperparameters differ from those of the trial whose checkpoint it resumes.
-
-    Parameters:
-        then: hyperparameters in trainer_state.json.
-        now: hyperparameters of this trial.
-    """
+    """Return whether a trial's hyperparameters differ from those of the trial that it resumes."""
     stored_then, stored_now = (json.loads(json.dumps(params, default=str)) for params in (then, now))
     return stored_then != stored_now
 

@@ -1,7 +1,4 @@
-"""Learning-rate schedules by name and as functions.
-
-Schedules step with the optimizer, except `reduce_lr_on_plateau` and `greedy`, which step on an evaluation's metric.
-"""
+"""Learning-rate schedules by name and as functions."""
 
 from __future__ import annotations
 
@@ -23,12 +20,10 @@ from littrainer.runtime.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
 
-# Optimizer steps.
 Steps: TypeAlias = int
 
 
-# Factors of a LambdaLR are functions and partials: it would store the attributes of other callables in its state dict,
-# and transformers must be able to read scheduler.pt.
+# Functions and partials: LambdaLR stores attributes of other callables, and transformers must read scheduler.pt.
 def _constant(step: int, warmup_steps: int = 0) -> float:
     return float(step) / float(max(1, warmup_steps)) if step < warmup_steps else 1.0
 
@@ -118,7 +113,7 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     SchedulerType.CONSTANT_WITH_WARMUP.value: get_constant_schedule_with_warmup,
     SchedulerType.REDUCE_ON_PLATEAU.value: get_reduce_on_plateau_schedule,
 }
-# Schedule -> function in transformers.optimization, which is imported on first use.
+# Schedule -> function in transformers.optimization.
 TRANSFORMERS_SCHEDULES: dict[str, str] = {
     SchedulerType.COSINE_WITH_RESTARTS.value: "get_cosine_with_hard_restarts_schedule_with_warmup",
     SchedulerType.POLYNOMIAL.value: "get_polynomial_decay_schedule_with_warmup",
@@ -129,13 +124,13 @@ TRANSFORMERS_SCHEDULES: dict[str, str] = {
     SchedulerType.GREEDY.value: "GreedyLR",
 }
 METRIC_DRIVEN = (SchedulerType.REDUCE_ON_PLATEAU.value, SchedulerType.GREEDY.value)
-# transformers ignores all options of these schedules.
+# transformers ignores their options.
 WITHOUT_OPTIONS = (SchedulerType.CONSTANT.value, SchedulerType.CONSTANT_WITH_WARMUP.value)
 NOT_OPTIONS = ("self", "optimizer", "num_warmup_steps", "num_training_steps")
 
 
 def get_schedule_factory(key: str) -> Callable[..., Any]:
-    """Return the function or class that creates a schedule; raise an ImportError if transformers lacks it."""
+    """Return the function or class of a schedule; raise an ImportError if transformers lacks it."""
     if key in SCHEDULES:
         return SCHEDULES[key]
     try:
@@ -214,20 +209,14 @@ def _build_layerwise_schedule(
 
 
 def is_metric_driven(schedule: Any) -> bool:
-    """Return whether a schedule steps on an evaluation's metric instead of with the optimizer."""
-    # Called at each step: check the usual class first.
+    # Fast path: called at each step.
     if type(schedule) is LambdaLR:
         return False
     return isinstance(schedule, ReduceLROnPlateau) or is_a(schedule, "greedy schedule")
 
 
 def step_on_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_model: str | None) -> None:
-    """Step a metric-driven schedule.
-
-    Parameters:
-        metrics: metrics of an evaluation.
-        metric_for_best_model: the metric's name, with or without the prefix `eval_`; the loss by default.
-    """
+    """Step a metric-driven schedule; `eval_` may be missing in the metric's name."""
     name = metric_for_best_model or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
@@ -239,10 +228,7 @@ def step_on_metric(schedule: Any, metrics: Mapping[str, float], metric_for_best_
 
 
 def cover_added_groups(schedule: Any) -> None:
-    """Extend a schedule to groups added to the optimizer since it began; they keep their learning rates.
-
-    torch expects a rate for each group of the optimizer.
-    """
+    """Extend a schedule to groups added since it began; they keep their learning rates."""
     if not isinstance(schedule, LambdaLR):
         return
     for group in schedule.optimizer.param_groups[len(schedule.base_lrs) :]:
@@ -255,7 +241,7 @@ def _get_rate(group: dict[str, Any], step: int) -> float:
 
 
 def set_schedule_step(schedule: Any, steps: Steps) -> None:
-    """Set the number of steps that a schedule has taken, if it is a function of the step."""
+    """Set the number of steps of a schedule, if it is a function of the step."""
     members = schedule.schedule_dict.values() if isinstance(schedule, LayerwiseSchedule) else [schedule]
     for member in members:
         if isinstance(member, LambdaLR):

@@ -1,7 +1,7 @@
 """Optimizer steps: clipping, loss scaling and wrappers.
 
-Lightning passes `step` a closure that runs forward and backward. A Trainer calls `step()` after backward and without a
-closure, because some optimizers and hooks read gradients before they call the closure, and some never call it.
+A Trainer calls `step()` after backward and without Lightning's closure, because some optimizers and hooks read
+gradients before they call the closure, and some never call it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from littrainer.distributed.collectives import any_rank, get_full_tensor
 
 
 def has_fused_backward(optimizer: Any) -> bool:
-    """Return whether the optimizer updates weights in its own backward pass (`fused_backward`, as in LOMO)."""
+    """Return whether the optimizer updates weights in its own backward pass, as in LOMO."""
     return callable(getattr(optimizer, "fused_backward", None))
 
 
 def mark_optimizer_stepped(optimizer: Any) -> None:
-    """Mark a skipped or fused step, so that torch's schedules do not warn of stepping before the optimizer."""
+    """Mark a skipped or fused step, so that torch's schedules do not warn."""
     optimizer._opt_called = True
 
 
@@ -30,8 +30,8 @@ def step_with_closure(optimizer: Any, loss: Any, repeat: Callable[[], Any]) -> N
     """Step an optimizer after backward; it may call its closure, as LBFGS does.
 
     Parameters:
-        loss: result of the first closure call, unless weights or gradients have changed by then.
-        repeat: runs forward and backward again; later closure calls use it.
+        loss: result of the first closure call, unless weights or gradients have changed.
+        repeat: runs forward and backward again for later calls.
     """
     if len(inspect.signature(type(optimizer).step).parameters) < 2:
         optimizer.step()
@@ -51,11 +51,7 @@ UNSHARDED_CLASSES = {nn.Parameter, torch.Tensor}
 
 
 def clip_gradient_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Clip gradients, sharded or not, to a total norm of `max_norm`.
-
-    Parameters:
-        parameters: parameters whose gradients are clipped.
-        max_norm: infinity leaves the gradients unchanged.
+    """Clip gradients, sharded or not, to a total norm of `max_norm`, possibly infinite.
 
     Returns:
         the norm before clipping, equal in all processes that share the parameters.
@@ -75,15 +71,12 @@ def clip_gradient_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm
 
 
 def is_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
-    """Return whether gradients are sharded over several meshes, or some are sharded and others replicated.
-
-    torch computes no norm over such a mixture, which tensor parallel models have.
-    """
+    """Return whether gradients are on several meshes, or on a mesh and none: torch computes no norm of both."""
     return _has_sharded(parameters) and len(_group_by_mesh(parameters)) > 1
 
 
 def _has_sharded(parameters: Iterable[nn.Parameter]) -> bool:
-    # Sharded parameters have another class; most processes have none, and end here quickly.
+    # Fast path: no sharded parameters.
     classes = set(map(type, parameters)) - UNSHARDED_CLASSES
     return any(hasattr(cls, "device_mesh") for cls in classes)
 
@@ -97,14 +90,14 @@ def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Para
 
 
 def _compute_gradient_norm(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
-    """Return the norm of the full gradients of parameters that have the same mesh, or none."""
+    """Return the norm of the full gradients of parameters on the same mesh, or none."""
     gradients: list[Any] = [param.grad for param in parameters]
     mesh = getattr(gradients[0], "device_mesh", None) if gradients else None
     if mesh is None or mesh.device_type == gradients[0].device.type:
         return get_full_tensor(nn.utils.get_total_norm(gradients, norm_type))
     from torch.distributed.tensor import DTensor
 
-    # Offloaded gradients are on the host, where no process group may exist: reduce their norms on the device.
+    # Reduce on the device: offloaded gradients' host may have no process group.
     norms: list[Any] = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
     move_batch: list[Any] = [
         DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
@@ -115,7 +108,7 @@ def _compute_gradient_norm(parameters: list[nn.Parameter], norm_type: float) -> 
 class GradScalerMixin:
     """Optimizer steps that are skipped if loss scaling made gradients non-finite."""
 
-    # fp16's GradScaler; None in any other precision.
+    # GradScaler of fp16, or None.
     scaler: Any
     step_was_skipped = False
     _unscaled_optimizer: Any = None
@@ -134,7 +127,7 @@ class GradScalerMixin:
             if self._unscaled_optimizer is None or self._unscaled_optimizer is optimizer:
                 result = self.scaler.step(optimizer, *args)
             else:
-                # The scaler would unscale again, since this optimizer replaced the one that it has unscaled.
+                # The scaler has unscaled the optimizer that this optimizer replaced.
                 result = None if any_rank(_has_nonfinite_gradients(optimizer)) else optimizer.step(*args)
         finally:
             handle.remove()
@@ -160,14 +153,10 @@ def _has_nonfinite_gradients(optimizer: Any) -> bool:
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
-    """Wrapper that delegates undefined attributes to the wrapped optimizer.
-
-    Parameters:
-        optimizer: the wrapped optimizer.
-    """
+    """Wrapper that delegates undefined attributes to the wrapped optimizer."""
 
     def __init__(self, optimizer: Any):
-        # torch's constructor is not called: parameters, states and hooks belong to the wrapped optimizer.
+        # Without torch's constructor: parameters, states and hooks belong to the wrapped optimizer.
         self.optimizer = optimizer
 
     def __getattr__(self, name: str) -> Any:
@@ -177,33 +166,27 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """States by parameter."""
         return self.optimizer.state
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups with their learning rates."""
         return self.optimizer.param_groups
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Defaults of groups; some third-party optimizers have none."""
         return getattr(self.optimizer, "defaults", {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return states and groups of the wrapped optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a `state_dict()`."""
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> None:
-        """Put an optimizer that has modes, such as a schedule-free optimizer, into training mode."""
+        """Set the training mode of an optimizer that has modes, such as a schedule-free optimizer."""
         self._set_mode("train")
 
     def eval(self) -> None:
-        """Put an optimizer that has modes into evaluation mode."""
         self._set_mode("eval")
 
     def _set_mode(self, mode: str) -> None:
@@ -219,7 +202,7 @@ class ClosureFirstOptimizer(OptimizerWrapper):
     """Wrapper for Lightning whose `step` runs the closure first and then steps without it.
 
     Parameters:
-        optimizer: the wrapped optimizer; attributes set on the wrapper (by a GradScaler) are set on it.
+        optimizer: the wrapped optimizer, which also gets attributes set on the wrapper (by a GradScaler).
         take_step: called with the wrapped optimizer, the closure and its loss.
     """
 
@@ -233,7 +216,6 @@ class ClosureFirstOptimizer(OptimizerWrapper):
         delattr(self.optimizer, name)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the closure, then step."""
         loss = None if closure is None else closure()
         self.take_step(self.optimizer, closure, loss)
         return loss
