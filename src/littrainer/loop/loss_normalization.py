@@ -93,7 +93,7 @@ def detect_loss_reduction(
     only under "exact", for a mean.
 
     Raises:
-        ValueError: an own `compute_loss` takes `num_items_in_batch` and returns the mean of its micro-batch.
+        ValueError: an overridden `compute_loss` takes `num_items_in_batch` and returns the mean of its micro-batch.
     """
     if not window:
         return UNKNOWN
