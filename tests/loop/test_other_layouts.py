@@ -150,7 +150,7 @@ def test_batches_without_known_rows_are_counted_in_steps_with_a_warning(
 ) -> None:
     part(tmp_path, 2, kind=CustomBatchesTrainer)
     rest = part(tmp_path, kind=CustomBatchesTrainer, per_device_train_batch_size=8)
-    assert "Which rows were trained is not known of these batches." in caplog.text
+    assert "Which rows these batches held is unknown." in caplog.text
     # Two steps of the new size are an epoch.
     assert rest.state.max_steps == 4 and not indices(rest)
 

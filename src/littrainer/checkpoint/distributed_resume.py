@@ -83,7 +83,7 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 def choose_checkpoint(
     resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
 ) -> Path | None:
-    """Return rank 0's choice in all processes; skip a checkpoint that is damaged on any disk."""
+    """Return rank 0's choice in all processes. A choice that is damaged on any disk is skipped, or refused if named."""
     if not is_distributed():
         return find_checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
     resumes = all_gather_object(bool(resume_from_checkpoint))
@@ -194,7 +194,7 @@ def find_checkpoint_to_resume(
     Parameters:
         resume_from_checkpoint: a folder or its URL, True, "auto" or "last-checkpoint".
         needed: files without which a checkpoint cannot be resumed.
-        without: names of checkpoints to skip.
+        without: names to skip when looking for the newest.
     """
     if not resume_from_checkpoint:
         return None

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundSaveError(RuntimeError):
-    """An error for a background save; `__cause__` is the reason."""
+    """Error of a background save; `__cause__` is the reason."""
 
 
 @dataclass
@@ -92,6 +92,7 @@ class CheckpointManager:
     def __init__(self) -> None:
         self.is_async = False
         self.pending: PendingSave | None = None
+        # Description of code, data and model in the run's record.
         self.facts: dict[str, Any] | None = None
         # The last checkpoint, until its `on_save` callbacks have run.
         self._written: str | None = None
@@ -110,7 +111,11 @@ class CheckpointManager:
         run_dir: Callable[[], str],
         recorded: Callable[[Path], AbstractContextManager[None]],
     ) -> Iterator[None]:
-        """Lock the folder and upload it to its URL during a training, in the writer only."""
+        """Lock the folder and upload it to its URL during a training, in the writer only.
+
+        Parameters:
+            recorded: context that writes the run's record.
+        """
         has_saves = args.save_strategy != SaveStrategy.NO or args.save_minutes is not None or args.enable_jit_checkpoint
         has_url = get_remote_url(args.output_dir) is not None
         if not has_saves and not has_url:

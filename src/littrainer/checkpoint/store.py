@@ -1,4 +1,4 @@
-"""The store of a run's checkpoints, locked by a single run, which a URL may mirror.
+"""The store of a run's checkpoints: a run at a time locks it, and a URL may mirror it.
 
 The lock ends with its process. Without file locks every run is accepted.
 """
@@ -61,7 +61,7 @@ class Store:
             yield builder
 
     def delete(self, path: str | Path) -> None:
-        """Delete a checkpoint, in a thread if the folder is locked, or defer this until its upload; warn of errors."""
+        """Delete a checkpoint, in a thread if the folder is locked; wait for its upload, and warn of errors."""
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
         logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
@@ -210,7 +210,7 @@ def lock_folder(run_dir: Path) -> Store:
 
 def is_abandoned(run_dir: Path) -> bool:
     """Return whether no process holds a folder's lock; False if unknown."""
-    # On a network file system, opening this process's lock again would release it.
+    # On a network file system, closing a second descriptor of the lock file would release the lock.
     if get_store(run_dir).lock is not None:
         return False
     try:

@@ -180,7 +180,7 @@ def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> 
 
 
 def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:
-    """Return outputs that were read in `order` in the dataset's order."""
+    """Return outputs, read in `order`, in the dataset's order."""
 
     def sort_rows(rows: Any) -> Any:
         if np.ndim(rows) and len(rows) != len(order):

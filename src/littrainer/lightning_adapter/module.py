@@ -186,7 +186,7 @@ class TrainerModule(DeferredClosureModule):
     @convert_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         if not self.automatic_optimization:
-            # Lightning does so only in automatic optimization.
+            # Lightning enters this context only in automatic optimization.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
             if micro_batch.closes_window:
@@ -223,7 +223,7 @@ class TrainerModule(DeferredClosureModule):
             raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        """Decide on the step, after Lightning's division of the loss."""
+        """Set whether the optimizer steps, after Lightning's division of the loss."""
         if self.micro_batch is not None:
             self.set_window(self.micro_batch)
 
@@ -255,7 +255,7 @@ class TrainerModule(DeferredClosureModule):
         self.step_unmanaged_scheduler()
 
     def step_optimizer(self, *_: Any) -> None:
-        """Step the optimizer after clipping; weights change only here."""
+        """Step the optimizer after clipping; weights change only here, or in a fused backward pass."""
         optimizer = self.sync_optimizer()
         if self.step.is_step_skipped or self._updates_during_backward:
             mark_optimizer_stepped(optimizer)
@@ -326,7 +326,7 @@ class TrainerModule(DeferredClosureModule):
 
     @convert_stop_iteration
     def on_validation_epoch_end(self) -> None:
-        """Publish metrics outside of fit."""
+        """Publish metrics outside of fit; inside it the Trainer publishes its logs."""
         if self.run is None and get_user_callbacks(self.trainer):
             publish(self.trainer, self._evaluation.finish().metrics or {})
 
@@ -340,7 +340,7 @@ class _Events(pl.Callback):
 
 
 class BeforeUserCallbacks(_Events):
-    """The first callback, which begins each part of a training."""
+    """The first callback: it restores states, and begins epochs and micro-batches."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         set_validation_enabled(trainer, pl_module, has_validation=True)
@@ -376,7 +376,7 @@ class BeforeUserCallbacks(_Events):
 
 
 class AfterUserCallbacks(_Events):
-    """The last callback, so that checkpoints see all callbacks at the same step."""
+    """The last callback, so that checkpoints see all callbacks at the same step; it exchanges stop requests."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a stop request of a checkpoint, with which Lightning would not begin."""

@@ -49,16 +49,16 @@ CURRENT_ARGUMENTS = (
     *("pack_to_length", "dataloader_drop_last", "dataloader_num_workers", "bf16", "fp16"),
 )
 COUNTED = (
-    " Which rows were trained is not known of these batches. Counted in optimizer steps of the new size, rows may be "
+    " Which rows these batches held is unknown. Counted in optimizer steps of the new size, rows may be "
     "trained twice or left out."
 )
 
 
 class ResumedTraining(NamedTuple):
-    """A training that resumes from a checkpoint.
+    """A training whose sizes and arguments a checkpoint records, or is compared with.
 
     Parameters:
-        state: the checkpoint's state.
+        state: the checkpoint's, or at a save the current state.
         train_batch_size: samples in a micro-batch of this process.
     """
 

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 class TrainingRun:
     """A training, from its plan to its result.
 
-    Lightning's hooks call its methods through lightning_adapter/module.py, in their order here.
+    session.py and Lightning's hooks (lightning_adapter/module.py) call its methods.
 
     Parameters:
         checkpoint: folder to resume from, or None.
@@ -100,7 +100,7 @@ class TrainingRun:
         trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_restore: list[float] | None = None
         self._hyperparameters_changed = False
-        # Extra optimizer steps before the resume, with a smaller global batch.
+        # Optimizer steps before the resume beyond those of today's sizes; negative after fewer.
         self.surplus_steps = 0
         self._has_layout_changed = False
 
@@ -302,7 +302,7 @@ class TrainingRun:
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
-                # The callback has run before the checkpoint was written.
+                # on_step_done ran before the checkpoint was written.
                 self.step.on_step_done = None
             self.step.run_step_done_callback()
         if self.evaluation_due is not None:
@@ -312,7 +312,7 @@ class TrainingRun:
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
             trainer.control.should_save = True
             self.step.log_evaluate_save()
-        # A failed attempt may not have released the guard.
+        # A failed attempt with larger micro-batches may not have released the guard.
         trainer.update_guard.release()
         trainer.preemption.start()
 
@@ -375,7 +375,7 @@ class TrainingRun:
         self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
-        """Record whether callbacks have replaced the schedule or added parameter groups."""
+        """Extend the schedule to groups that callbacks added, note whether they replaced it, and set restored rates."""
         schedule = self.trainer.lr_scheduler
         cover_added_groups(schedule)
         self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and schedule not in schedules
@@ -385,7 +385,7 @@ class TrainingRun:
             self._rates_to_restore = None
 
     def pop_skipped_micro_batches(self) -> int:
-        """Return the micro-batches of the epoch before the resume; 0 at later calls."""
+        """Return how many micro-batches the resumed epoch had before the resume; 0 at later calls."""
         skipped, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
         return skipped
 

@@ -1,8 +1,9 @@
 """An optimizer step, from drawing its window to log, evaluation and save.
 
-Lightning's loop and the fast loop call `draw` for a window, and for each of its micro-batches `begin_micro_batch`,
-`forward_micro_batch`, the backward pass (lightning_adapter/module.py, or an overridden `training_step`), at the last
-micro-batch `update`, and `end_micro_batch`.
+`WindowLoader` calls `draw` for each window. For each micro-batch the loops call `begin_micro_batch`,
+`forward_micro_batch`, the backward pass (lightning_adapter/module.py, or an overridden `training_step`) and
+`end_micro_batch`. Before the last `end_micro_batch` of a window the optimizer steps: the fast loop calls `update`,
+Lightning's hooks its parts, `clip` and `after_optimizer_step`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class TrainingStep:
 
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
-        clock: raises flags by the time; None except in the first process.
+        clock: raises flags when their time has come; None except in the first process.
         splitter: None without `auto_micro_batch`.
         on_step_done: callback that is run once, after logs, evaluation and save of the step.
     """
@@ -171,6 +172,7 @@ class TrainingStep:
         if len(self.health.unread) >= MAX_UNREAD:
             self.health.check()
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+        # Ctrl-C waits from here until `end_micro_batch` releases the guard.
         trainer.update_guard.hold()
 
     def after_optimizer_step(self) -> None:
