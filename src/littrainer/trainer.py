@@ -790,7 +790,10 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         assert self.model_init is not None
         parameters = len(inspect.signature(self.model_init).parameters)
         if parameters > 1:
-            raise RuntimeError(f"model_init takes {parameters} parameters; it may take the trial: wrap it in a lambda.")
+            raise RuntimeError(
+                f"model_init takes {parameters} parameters, and may take none, or the trial: wrap it, as in "
+                "lambda: make_model(...)."
+            )
         model = self.model_init(trial) if parameters == 1 else self.model_init()
         if model is None:
             raise RuntimeError("model_init returned None; it has to return the model.")

@@ -129,7 +129,9 @@ def test_a_record_of_an_earlier_littrainer_resumes_exactly(tmp_path: Path, recor
     def build() -> Trainer:
         checkpoint = tmp_path / f"checkpoint-{step}"
         if checkpoint.exists():
-            shutil.copy(Path(__file__).parent / "records" / f"{record}.pt", checkpoint / "littrainer_resume.pt")
+            earlier, current = Path(__file__).parent / "records" / f"{record}.pt", checkpoint / "littrainer_resume.pt"
+            assert torch.load(earlier, weights_only=False).keys() == torch.load(current, weights_only=False).keys()
+            shutil.copy(earlier, current)
             (checkpoint / "littrainer_manifest.json").unlink()
         return noisy_trainer(tmp_path, data(), **changes)
 

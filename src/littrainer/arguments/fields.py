@@ -153,7 +153,7 @@ class PrecisionFields:
 class LoggingFields:
     """Logged values, log levels, progress bars and experiment trackers."""
 
-    logging_strategy: IntervalStrategy | str = argument("steps", "Time of logs: `no`, every `steps` or each `epoch`.")
+    logging_strategy: IntervalStrategy | str = argument("steps", "When to log: `no`, every `steps` or each `epoch`.")
     logging_steps: float = argument(500, "Optimizer steps between two logs; below 1, a share of all steps.")
     logging_first_step: bool = argument(False, "Log after the first optimizer step too.")
     log_on_each_node: bool = argument(True, "Log in the first process of each node, not only of the first node.")
@@ -191,7 +191,7 @@ class EvaluationFields:
     """Time, batches and metrics of evaluations."""
 
     eval_strategy: IntervalStrategy | str = argument(
-        "no", "Time of evaluations during training: `no`, every `steps` or each `epoch`."
+        "no", "When to evaluate during training: `no`, every `steps` or each `epoch`."
     )
     eval_steps: float | None = argument(
         None, "Optimizer steps between two evaluations; below 1, a share of all steps; unset, `logging_steps`."
@@ -226,7 +226,7 @@ class SavingFields:
         False, "Save checkpoints without optimizer, schedule and random states; they cannot be resumed from."
     )
     save_strategy: SaveStrategy | str = argument(
-        "steps", "Time of checkpoints: `no`, every `steps`, each `epoch` or at each `best` metric."
+        "steps", "When to save checkpoints: `no`, every `steps`, each `epoch` or at each `best` metric."
     )
     save_steps: float = argument(500, "Optimizer steps between two checkpoints; below 1, a share of all steps.")
     save_on_each_node: bool = argument(False, "Save on every node, for nodes without a shared disk.")

@@ -293,7 +293,7 @@ class LightningCheckpoint:
             "rank": 0,
             "data": _data_with_order(position),
             "lightning_callbacks": dict(self.content.get("callbacks") or {}),
-            "is_schedule_overridden": False,
+            "schedule_is_replaced": False,
             "lightning_additions": {},
         }
 

@@ -209,7 +209,7 @@ class TrainingRun:
             "data": data,
             "steps_ahead": self.surplus_steps,
             "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
-            "is_schedule_overridden": trainer.is_schedule_overridden,
+            "schedule_is_replaced": trainer.is_schedule_overridden,
             **self.step.health.record(),
             **({} if splitter is None else {"fitting_elements": splitter.max_elements}),
             "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
@@ -278,7 +278,7 @@ class TrainingRun:
                 requested.apply_to(trainer.optimizer, trainer.lr_scheduler, saved_rate, trainer.args.learning_rate)
         if self._has_layout_changed:
             set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
-        if (self.record or {}).get("is_schedule_overridden"):
+        if (self.record or {}).get("schedule_is_replaced"):
             self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:

@@ -99,10 +99,10 @@ def _compute_gradient_norm(parameters: list[nn.Parameter], norm_type: float) -> 
 
     # Reduce on the device: offloaded gradients' host may have no process group.
     norms: list[Any] = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
-    move_batch: list[Any] = [
+    device_norms: list[Any] = [
         DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
     ]
-    return get_full_tensor(torch.linalg.vector_norm(torch.stack(move_batch), norm_type))
+    return get_full_tensor(torch.linalg.vector_norm(torch.stack(device_norms), norm_type))
 
 
 class GradScalerMixin:
