@@ -373,7 +373,7 @@ def both_skip_a_damaged_checkpoint_and_refuse_it_by_name(folder: Path) -> None:
     assert started == [2] and get_weights(resumed) == REFERENCE_WEIGHTS
     check_errors(damaged, 0, "rng_state_1.pth has 10 bytes")
     assert "no intact checkpoint" in nothing
-    assert "process 1 is not: give all of them the same resume_from_checkpoint" in unequal
+    assert "process 1 does not: give all of them the same resume_from_checkpoint" in unequal
 
 
 @contextmanager

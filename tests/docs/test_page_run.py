@@ -66,7 +66,7 @@ def test_a_page_that_is_true_passes(page: Path, forks: Forks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("true", "untrue", "told"),
+    ("true", "untrue", "messages"),
     [
         ("sum(numbers)", "sum(number)", "NameError"),
         ("# 3: both", "# 4: both", "GUIDE.md:22: `print(sum(numbers))  # 4: both` prints '3'"),

@@ -55,7 +55,7 @@ for place in (*EVENTS, "fork"):
         steps = {"on_train_begin": 0, "on_train_end": 3}
         given = {} if armed else {"callbacks": [SignalIn(place, steps.get(place, 1), signal.SIGINT)]}
         folder = os.path.join(sys.argv[1], place)
-        quiet_trainer(folder, given=given, dataloader_num_workers=2, **SETTINGS).train()
+        quiet_trainer(folder, trainer_kwargs=given, dataloader_num_workers=2, **SETTINGS).train()
         break
     print(place, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 """

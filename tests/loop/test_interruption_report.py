@@ -34,7 +34,7 @@ class Waits(TrainerCallback):
 hook = sys.excepthook
 sys.excepthook = lambda *error: (open(f"told{args.process_index}", "w").close(), hook(*error))
 settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2, "ddp_find_unused_parameters": False}
-trainer = quiet_trainer(args.output_dir, given={"callbacks": [Waits]}, **settings)
+trainer = quiet_trainer(args.output_dir, trainer_kwargs={"callbacks": [Waits]}, **settings)
 trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
 """
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ def trainer(folder: Path, model: Any = None, data: Any = None, trainer_kwargs: A
     """A Trainer with what a mistake is about in the place of what would be right.
 
     Parameters:
-        given: further keywords of the Trainer.
+        trainer_kwargs: further keywords of the Trainer.
         changes: arguments.
     """
     keywords: dict[str, Any] = {"eval_dataset": Rows(vector_rows(4)), **(trainer_kwargs or {})}

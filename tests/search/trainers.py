@@ -31,7 +31,7 @@ def searched_trainer(
     """Return a Trainer that can search, with `rows` training and seven evaluation vectors, by default for two steps.
 
     Parameters:
-        given: further or other keywords of the Trainer.
+        trainer_kwargs: further or other keywords of the Trainer.
         changes: arguments of the run.
     """
     keywords: dict[str, Any] = {

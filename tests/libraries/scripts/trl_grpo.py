@@ -5,15 +5,15 @@ from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 PROMPTS = ["what is the capital of france ?", "how many legs has a spider ?", "please write a poem about the sea ."]
-QUESTIONS = Dataset.from_dict({"prompt": [PROMPTS[i % 3] for i in range(12)], "wanted": ["the", "a", "yes"] * 4})
+QUESTIONS = Dataset.from_dict({"prompt": [PROMPTS[i % 3] for i in range(12)], "expected": ["the", "a", "yes"] * 4})
 CHATS = Dataset.from_dict({"prompt": [[{"role": "user", "content": PROMPTS[i % 3]}] for i in range(8)]})
 
 
-def select_distinct_words(completions, **kwargs):
+def count_distinct_words(completions, **kwargs):
     return [float(len(set(str(completion).split()))) for completion in completions]
 
 
-def has_wanted_word(completions, expected, trainer_state, log_metric, **kwargs):
+def has_expected_word(completions, expected, trainer_state, log_metric, **kwargs):
     log_metric("steps_done", float(trainer_state.global_step))
     return [1.0 if word in completion.split() else 0.0 for completion, word in zip(completions, expected, strict=True)]
 
@@ -55,7 +55,7 @@ iterations = {
 train(
     "iterations",
     QUESTIONS,
-    [select_distinct_words, has_wanted_word],
+    [count_distinct_words, has_expected_word],
     max_steps=6,
     save_strategy="steps",
     save_steps=4,
@@ -65,17 +65,17 @@ train(
 train(
     "resumed",
     QUESTIONS,
-    [select_distinct_words, has_wanted_word],
+    [count_distinct_words, has_expected_word],
     resume="iterations/checkpoint-4",
     max_steps=6,
     save_strategy="no",
     **iterations,
 )
-train("defaults", CHATS, select_distinct_words, bf16=None, use_cpu=True, max_steps=2, save_strategy="no")
+train("defaults", CHATS, count_distinct_words, bf16=None, use_cpu=True, max_steps=2, save_strategy="no")
 train(
     "synchronized",
     QUESTIONS,
-    select_distinct_words,
+    count_distinct_words,
     beta=0.1,
     sync_ref_model=True,
     ref_model_sync_steps=1,
@@ -89,7 +89,7 @@ train(
 train(
     "lora",
     CHATS,
-    select_distinct_words,
+    count_distinct_words,
     peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
     beta=0.04,
     max_steps=2,
