@@ -68,7 +68,9 @@ def trainer_of(model, name, trainer_class=Trainer, **settings):
         train_dataset=rows(14, 1),
         eval_dataset=rows(6, 2),
         data_collator=DataCollatorWithPadding(bert_tokenizer()),
-        compute_metrics=lambda hits: {"accuracy": float((hits.predictions.argmax(-1) == hits.label_ids).mean())},
+        compute_metrics=lambda prediction: {
+            "accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())
+        },
         **keywords,
     )
 

@@ -46,28 +46,24 @@ class EventNotes(TrainerCallback):
     def __init__(self):
         self.notes = []
 
-    def note(self, event, args, state, **trainer_kwargs):
-        kinds = {
-            name: type(value).__name__ for name, value in trainer_kwargs.items() if name.rpartition("_")[2] == "model"
-        }
-        self.notes.append(
-            [event, type(args).__name__, type(trainer_kwargs["st_args"]).__name__, state.global_step, kinds]
-        )
+    def note(self, event, args, state, **kwargs):
+        kinds = {name: type(value).__name__ for name, value in kwargs.items() if name.rpartition("_")[2] == "model"}
+        self.notes.append([event, type(args).__name__, type(kwargs["st_args"]).__name__, state.global_step, kinds])
 
-    def on_init_end(self, args, state, control, **trainer_kwargs):
-        self.note("init_end", args, state, **trainer_kwargs)
+    def on_init_end(self, args, state, control, **kwargs):
+        self.note("init_end", args, state, **kwargs)
 
-    def on_train_begin(self, args, state, control, **trainer_kwargs):
-        self.note("train_begin", args, state, **trainer_kwargs)
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.note("train_begin", args, state, **kwargs)
 
-    def on_step_end(self, args, state, control, optimizer, lr_scheduler, **trainer_kwargs):
+    def on_step_end(self, args, state, control, optimizer, lr_scheduler, **kwargs):
         self.notes.append(["rate", optimizer.param_groups[0]["lr"], lr_scheduler.get_last_lr()])
 
-    def on_evaluate(self, args, state, control, metrics, **trainer_kwargs):
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
         self.notes.append(["evaluate", *(name for name in metrics if "runtime" not in name)])
 
-    def on_train_end(self, args, state, control, **trainer_kwargs):
-        self.note("train_end", args, state, **trainer_kwargs)
+    def on_train_end(self, args, state, control, **kwargs):
+        self.note("train_end", args, state, **kwargs)
 
 
 def finish(trainer, name, notes=None, held_out=None, **keywords):

@@ -36,7 +36,7 @@ SHARED = {
 }
 
 
-def select_distinct_words(prompts, completions, **kwargs):
+def count_distinct_words(prompts, completions, **kwargs):
     return [float(len(set(str(completion).split()))) for completion in completions]
 
 
@@ -53,7 +53,7 @@ def finish(trainer):
 finish(
     OnlineDPOTrainer(
         model=AutoModelForCausalLM.from_pretrained("models/llama"),
-        reward_funcs=select_distinct_words,
+        reward_funcs=count_distinct_words,
         args=OnlineDPOConfig(
             output_dir="online_dpo",
             max_new_tokens=6,
@@ -93,7 +93,7 @@ finish(
 finish(
     RLOOTrainer(
         model="models/llama",
-        reward_funcs=select_distinct_words,
+        reward_funcs=count_distinct_words,
         args=RLOOConfig(
             output_dir="rloo",
             max_completion_length=6,
