@@ -180,7 +180,9 @@ class HealthGuard(StepPolicy):
             )
         stops = self.policy == "stop"
         checks_weights = is_end or (is_save_due and stops)
-        if not (stops or checks_weights or any(reading.is_bad for reading in readings)):
+        are_finite = all(map(math.isfinite, [reading.value for reading in readings]))
+        has_bad = not are_finite or bool({reading.usual for reading in readings} - {None})
+        if not (stops or checks_weights or has_bad):
             self._has_warned = False
             return
         norms = [reading for reading in readings if reading.kind == NORM]

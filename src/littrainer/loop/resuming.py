@@ -129,9 +129,9 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
         UnequalData: the remaining rows do not give all processes equally many batches.
     """
     default = count_position(training)
-    saved_sizes = (record or {}).get("sizes", {})
+    sizes, saved_sizes = training.sizes, (record or {}).get("sizes", {})
     # Older records have no "tokens".
-    is_other_kind = any(training.sizes[name] != saved_sizes.get(name) for name in ("is_endless", "tokens"))
+    is_other_kind = any(sizes[name] != saved_sizes.get(name) for name in ("is_endless", "tokens"))
     if record is None or training.args.ignore_data_skip or is_other_kind:
         return default
     changed, data = set(training.find_changed_sizes(record)), record["data"]

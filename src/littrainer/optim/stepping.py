@@ -78,7 +78,7 @@ def is_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
 def _has_sharded(parameters: Iterable[nn.Parameter]) -> bool:
     # Fast path: no sharded parameters.
     classes = set(map(type, parameters)) - UNSHARDED_CLASSES
-    return any(hasattr(cls, "device_mesh") for cls in classes)
+    return bool(classes) and any(hasattr(cls, "device_mesh") for cls in classes)
 
 
 def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]]:

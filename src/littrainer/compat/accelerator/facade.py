@@ -205,7 +205,7 @@ class AcceleratorFacade:
         plugin = None if self.module is None else self.module.trainer.precision_plugin
         if getattr(plugin, "step_was_skipped", False):
             return True
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+        return bool(self._optimizers) and any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
         """Return the autocast context of the model's forward; AutocastKwargs may disable it."""

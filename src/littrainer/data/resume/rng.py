@@ -20,7 +20,9 @@ GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 def get_rng_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
     """Return generator states; Python's and NumPy's take fifty times as long to read as torch's."""
-    states = {name: GENERATORS[name][0]() for name in names}
+    states = {}
+    for name in names:
+        states[name] = GENERATORS[name][0]()
     if gpu and torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states
