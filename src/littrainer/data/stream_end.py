@@ -83,7 +83,7 @@ class StreamEndSync:
             return True
         ranks = ", ".join(str(rank) for rank, has_ended in enumerate(ended) if has_ended)
         batches = _format_count(self._batches, "batch", "batches")
-        problem = f"The data of rank {ranks} has ended after {batches}, and that of the other processes goes on"
+        problem = f"The data of rank {ranks} has ended after {batches}, and that of the other processes continues"
         advice = "set dispatch_batches=True in accelerator_config, and the first process reads for all"
         if not is_training:
             raise UnequalData(f"{problem}. Evaluate equally long streams, or {advice}.")
