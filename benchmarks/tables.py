@@ -18,7 +18,7 @@ from .catalogue import BENCHMARKS
 from .figures import Figures
 from .sides import ROOT
 
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "faster.md", ROOT / "README.md")
+PAGES = tuple(ROOT / page for page in ("docs/benchmarks.md", "docs/token-batches.md", "docs/packing.md", "README.md"))
 MARKED = re.compile(r"(<!-- benchmark: (?P<name>[^>]+?) -->\n?).*?(<!-- end -->)", re.DOTALL)
 SHOWN_VERSIONS = ("Python", "torch", "lightning", "transformers", "littrainer")
 

@@ -77,7 +77,7 @@ def test_options_of_transformers_4_and_files_are_accepted_also_after_constructio
 
 def test_every_key_is_documented_and_tested() -> None:
     assert OTHER_VALUES.keys() == KEYS.keys() >= set(KEY_ALIASES.values())
-    page = Path(__file__).parents[2].joinpath("docs", "scale.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "strategies.md").read_text(encoding="utf-8")
     for name, default in ((field.name, field.default) for field in dataclasses.fields(ShardingPlan)):
         shown = "none" if default is None or name == "auto_wrap_policy" else f"`{default}`"
         assert f"\n| `{name}` | {shown} | " in page

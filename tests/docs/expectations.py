@@ -10,6 +10,13 @@ from typing import Any
 Names = dict[str, Any]
 
 
+def best_checkpoint_is_loaded(names: Names, folder: Path, printed: str) -> None:
+    # Early stopping has ended the training before its tenth epoch.
+    assert "best: runs/classifier/checkpoint-" in printed and not (folder / "runs/classifier/checkpoint-600").exists()
+    assert list((folder / "runs/classifier").rglob("events.out.tfevents*"))
+    assert (folder / "runs/classifier/report.html").is_file()
+
+
 def scenario_is_recorded(names: Names, folder: Path, printed: str) -> None:
     from tests.fidelity.side import OURS, Side
 
@@ -55,10 +62,13 @@ def repository_is_resumed_from(names: Names, folder: Path, printed: str) -> None
     assert names["trainer"].state.global_step == 6
 
 
-def checkpoints_are_exchanged_and_features_work(names: Names, folder: Path, printed: str) -> None:
+def checkpoints_are_exchanged(names: Names, folder: Path, printed: str) -> None:
     assert (folder / "step-4.ckpt").is_file()
     assert (folder / "exported" / "model.safetensors").is_file()
     assert (folder / "again" / "checkpoint-4" / "trainer_state.json").is_file()
+
+
+def features_work(names: Names, folder: Path, printed: str) -> None:
     assert (folder / "runs" / "fit-profile.txt").is_file() and (folder / "learning_rates.png").is_file()
     losses = [entry["loss"] for entry in names["history"].state.log_history if "loss" in entry]
     assert losses[-1] < losses[0] / 2
@@ -85,14 +95,16 @@ def runs_are_written(names: Names, folder: Path, printed: str) -> None:
 
 EXPECTATIONS: dict[str, Callable[[Names, Path, str], None]] = {
     "CONTRIBUTING.md": scenario_is_recorded,
+    "docs/tutorial-classifier.md": best_checkpoint_is_loaded,
     "docs/callbacks.md": callbacks_are_called,
-    "docs/checkpoints.md": folders_are_written_and_resumed,
+    "docs/checkpoint-exchange.md": folders_are_written_and_resumed,
     "docs/api/command-line.md": both_processes_are_started,
     "docs/compatibility.md": keras_model_learns_and_is_saved,
     "docs/evaluation.md": metrics_are_printed,
     "docs/hub.md": repository_is_resumed_from,
-    "docs/lightning.md": checkpoints_are_exchanged_and_features_work,
-    "docs/scale.md": has_tensor_plan,
+    "docs/lightning.md": checkpoints_are_exchanged,
+    "docs/lightning-features.md": features_work,
+    "docs/tensor-parallelism.md": has_tensor_plan,
     "docs/search.md": searches_are_recorded,
     "docs/tracking.md": runs_are_written,
 }

@@ -14,9 +14,11 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
         "equal but": "what verify prints on a GPU; tests/commands/test_verify.py",
         "The logs differ": "what compare prints; tests/commands/test_compare.py",
     },
-    "docs/checkpoints.md": {
-        "Interrupted at": "what Ctrl-C prints; tests/loop/test_interruption_report.py",
+    "docs/checkpoints.md": {"Interrupted at": "what Ctrl-C prints; tests/loop/test_interruption_report.py"},
+    "docs/remote-folders.md": {
         'args = TrainingArguments("s3://': "it needs a bucket; tests/checkpoint/test_remote.py",
+    },
+    "docs/restarts.md": {
         "littrainer run --devices 4:8": "a run in eight processes; tests/distributed/test_restarts.py",
         "littrainer: process 3 of 8": "what it prints; tests/distributed/test_restarts.py",
     },

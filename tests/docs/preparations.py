@@ -233,7 +233,7 @@ PREPARATIONS: dict[str, Callable[[Path], Names]] = {
     "README.md": script_and_data,
     "docs/callbacks.md": model_and_data,
     "docs/check.md": script_and_trainer,
-    "docs/checkpoints.md": lightning_module_and_checkpoint,
+    "docs/checkpoint-exchange.md": lightning_module_and_checkpoint,
     "docs/api/command-line.md": script_for_several_processes,
     "docs/errors.md": script,
     "docs/hub.md": hub_on_this_machine,

@@ -374,7 +374,7 @@ class ScriptFields:
 # Keyword-only, so that positional arguments of subclasses do not shift.
 @dataclass(kw_only=True)
 class AdditionalFields:
-    """Earlier arguments of transformers, and arguments of littrainer."""
+    """Arguments that only littrainer has, and earlier arguments of transformers."""
 
     warmup_ratio: float | None = argument(
         None, "Warmup as a share of all steps; above 0 it overrides `warmup_steps`, which accepts a share too."

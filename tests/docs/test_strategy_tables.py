@@ -9,14 +9,14 @@ from torch.nn.parallel import DistributedDataParallel
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
-from tests.docs.scale_tables import add_tables
+from tests.docs.strategy_tables import add_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 
 
 def test_the_tables_on_the_page_are_what_the_strategies_say() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == add_tables(page), "run: python -m tests.docs.scale_tables docs/scale.md"
+    assert page == add_tables(page), "run: python -m tests.docs.strategy_tables docs/strategies.md"
 
 
 def test_keywords_are_lightnings_or_torchs_and_arguments_are_there() -> None:

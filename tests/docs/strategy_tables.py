@@ -1,4 +1,4 @@
-"""Writes the tables of docs/scale.md: `python -m tests.docs.scale_tables docs/scale.md`."""
+"""Writes the tables of docs/strategies.md: `python -m tests.docs.strategy_tables docs/strategies.md`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from littrainer.strategies.data_parallel import DDP_KEYWORDS
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
 from littrainer.strategies.tensor_parallel import STYLES
 
-BEGIN = "<!-- tables: written by python -m tests.docs.scale_tables docs/scale.md -->"
+BEGIN = "<!-- tables: written by python -m tests.docs.strategy_tables docs/strategies.md -->"
 END = "<!-- end of tables -->"
 
 # Strategy -> what asks for it, the class of Lightning's that carries it out, and what each process holds.
@@ -53,7 +53,7 @@ def strategy_tables() -> str:
     """The tables as Markdown, made from what carries the arguments out."""
     return "\n".join(
         [
-            "The first row that matches decides.\n",
+            "The first matching row wins.\n",
             _table(
                 ("strategy", "asked for by", "in Lightning", "each process holds"),
                 ((name, *MEANING[name]) for name in STRATEGIES),
