@@ -6,7 +6,6 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,11 +17,16 @@ from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.call import _call_callback_hooks
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
+
 # Calls `on_validation_end` of callbacks that monitor metrics (True), or of the others (False).
 EndOfValidation = Callable[[bool], None]
 
 # Above any user's limit_val_batches.
 MAX_BATCH_LIMIT = 2**32
+
+# Reading the entry points of packages takes 10,400 of the 12,000 Python calls of building a `lightning.Trainer`.
+registry.entry_points = functools.cache(registry.entry_points)
 
 
 class _ValidationInsideFit(_EvaluationLoop):
@@ -43,18 +47,13 @@ class _ValidationInsideFit(_EvaluationLoop):
         self.trainer._logger_connector.reset_results()
 
 
-def evaluate_inside_fit(
-    lightning_trainer: pl.Trainer, batches: Iterable[Any], on_interrupt: Callable[[], None] = lambda: None
-) -> EndOfValidation:
+def evaluate_inside_fit(lightning_trainer: pl.Trainer, batches: Iterable[Any]) -> EndOfValidation:
     """Run Lightning's evaluation loop within a hook of fit.
 
-    Parameters:
-        on_interrupt: called if an error ends the loop before the epoch-end hooks.
+    Lightning validates inside fit only at intervals of micro-batches. So a new loop replaces fit's for one run.
 
     Returns:
         the caller of `on_validation_end`, for when the metrics are computed.
-
-    Lightning validates inside fit only at intervals of micro-batches. So a new loop replaces fit's for one run.
     """
     loop = _ValidationInsideFit(
         lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
@@ -65,7 +64,7 @@ def evaluate_inside_fit(
             loop.run()
         except BaseException:
             if loop.is_open:
-                on_interrupt()
+                _restore_trained_weights(lightning_trainer)
             raise
         finally:
             # The fetcher would keep the `lightning.Trainer` alive.
@@ -76,6 +75,13 @@ def evaluate_inside_fit(
             _call_callback_hooks(lightning_trainer, "on_validation_end", monitoring_callbacks=is_monitoring)
 
     return end
+
+
+def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
+    # Training may continue after a signal.
+    for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
+        if is_lightning_class(callback, "WeightAveraging"):
+            callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 @contextmanager
@@ -232,22 +238,9 @@ def disable_auto_resume(lightning_trainer: pl.Trainer) -> None:
     connector._ckpt_path = None
 
 
-@functools.cache
-def _cached_entry_points(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
-
-
-@contextmanager
-def cached_entry_points() -> Iterator[None]:
-    """Cache entry points of packages, which take 10,400 of 12,000 Python calls of building a `lightning.Trainer`."""
-    entry_points_before = registry.entry_points
-    registry.entry_points = _cached_entry_points  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        # Otherwise the thread that entered before restores the function.
-        if entry_points_before is not _cached_entry_points:
-            registry.entry_points = entry_points_before
+def has_registered_callbacks() -> bool:
+    """Return whether an installed package adds callbacks to each `lightning.Trainer`."""
+    return bool(registry.entry_points(group="lightning.pytorch.callbacks_factory"))
 
 
 def disable_signal_handling(lightning_trainer: pl.Trainer) -> None:

@@ -35,7 +35,6 @@ from littrainer.checkpoint.lightning_io import add_checkpoint_io, save_on_all_ra
 from littrainer.data.limits import LIMIT_KEYWORDS
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
-    cached_entry_points,
     disable_auto_resume,
     disable_signal_handling,
     restore_progress,
@@ -205,7 +204,7 @@ def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Traine
             raise TypeError(
                 f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, accepted)})."
             )
-    with quiet_lightning(), cached_entry_points():
+    with quiet_lightning():
         try:
             lightning_trainer = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:

@@ -60,18 +60,6 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
         self._reset_optimizers_and_schedulers()
         super(FSDPStrategy, self).setup_optimizers(trainer)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_module("training_step", *args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_module("validation_step", *args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_module("predict_step", *args, **kwargs)
-
-    def _call_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.lightning_module, name)(*args, **kwargs)
-
 
 def get_fsdp1_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
