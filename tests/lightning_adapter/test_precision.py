@@ -45,7 +45,7 @@ class Overflowing(VectorClassifier):
 
 @pytest.fixture(autouse=True)
 def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("arguments.destinations", "strategies.mixed_precision"):
+    for module in ("arguments.destinations", "strategies.model_wrapping"):
         monkeypatch.setattr(f"littrainer.{module}.get_lightning_precision", lambda args: "16-mixed")
     monkeypatch.setitem(DERIVED_KEYWORDS, "precision", (lambda args: "16-mixed", "from fp16"))
 
@@ -213,7 +213,7 @@ def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
 def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, precision: str
 ) -> None:
-    monkeypatch.setattr("littrainer.strategies.mixed_precision.get_lightning_precision", lambda args: precision)
+    monkeypatch.setattr("littrainer.strategies.model_wrapping.get_lightning_precision", lambda args: precision)
     trainer = quiet_trainer(tmp_path)
     plugin = plugin_for(kind, precision, trainer)
     expected = PLUGINS[kind, precision]
@@ -243,5 +243,5 @@ def test_loss_scaling_is_refused_with_tensor_parallelism(tmp_path: Path, monkeyp
     monkeypatch.setattr("littrainer.lightning_adapter.precision.tensor_parallel_size", lambda args: 2)
     with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):
         plugin_for(ModelParallelStrategy, "16-mixed", trainer)
-    monkeypatch.setattr("littrainer.strategies.mixed_precision.get_lightning_precision", lambda args: "bf16-mixed")
+    monkeypatch.setattr("littrainer.strategies.model_wrapping.get_lightning_precision", lambda args: "bf16-mixed")
     assert plugin_for(ModelParallelStrategy, "bf16-mixed", quiet_trainer(tmp_path)).scaler is None

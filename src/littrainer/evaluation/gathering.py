@@ -242,7 +242,7 @@ def _write(collected: Any, batch: Any) -> None:
             _write(part, piece)
 
 
-# ---- All outputs of an evaluation -------------------------------------------------------------------------------------
+# ---- All outputs of an evaluation ------------------------------------------------------------------------------------
 
 
 class BatchOutputs(NamedTuple):

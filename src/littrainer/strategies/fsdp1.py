@@ -13,7 +13,7 @@ from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, Shardin
 from littrainer.distributed.layout import get_sharding_sizes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.fsdp2 import find_ignored_modules, find_layer_classes
-from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
+from littrainer.strategies.model_wrapping import autocast_forward, get_autocast_dtype
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
