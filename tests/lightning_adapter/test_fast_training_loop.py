@@ -239,7 +239,7 @@ def test_a_profiler_gets_all_actions_of_lightning(tmp_path: Path) -> None:
     assert {"run_training_batch", "[LightningModule]TrainerModule.optimizer_step"} <= profiler.actions
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
+@BOTH_LOOPS
 def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path: Path, is_fast: bool) -> None:
     class Ending(pl.Callback):
         def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
@@ -249,7 +249,7 @@ def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path
     assert run(tmp_path, is_fast, Trainer, [Ending()]).state.global_step == 8
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
+@BOTH_LOOPS
 def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: bool) -> None:
     class StopIterationTrainer(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
