@@ -1,4 +1,8 @@
-"""Uses of protected names of Lightning; tests/lightning_adapter fails if a release changes one of them."""
+"""Uses of protected names of Lightning; tests/lightning_adapter fails if a release changes one of them.
+
+Protected members of base classes, which subclasses of strategies and plugins use, are in a table of
+tests/lightning_adapter/test_known_releases.py.
+"""
 
 from __future__ import annotations
 
@@ -139,13 +143,8 @@ def set_validation_enabled(lightning_trainer: pl.Trainer, module: pl.LightningMo
 
 def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> None:
     """Set the number of batches that progress bars show, after the loop's data setup."""
-    loop: Any
-    if lightning_trainer.predicting:
-        loop, name = lightning_trainer.predict_loop, "max_batches"
-    elif lightning_trainer.state.fn == TrainerFn.FITTING:
-        loop, name = lightning_trainer.fit_loop.epoch_loop.val_loop, "_max_batches"
-    else:
-        loop, name = lightning_trainer.validate_loop, "_max_batches"
+    loop: Any = lightning_trainer._active_loop
+    name = "max_batches" if lightning_trainer.predicting else "_max_batches"
     limits = getattr(loop, name)
     # The loop keeps the old list as its limit.
     setattr(loop, name, [number if limit > MAX_BATCH_LIMIT else min(limit, number) for limit in limits])
@@ -177,10 +176,7 @@ def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, position: int)
 
 
 def restore_progress(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
-    fit_loop = lightning_trainer.fit_loop
-    for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
-        progress.ready = progress.completed = epochs
-        progress.started = progress.processed = epochs  # type: ignore[attr-defined]
+    lightning_trainer.fit_loop.epoch_progress.increment_by(epochs)
     set_optimizer_step_count(lightning_trainer, optimizer_steps)
 
 
