@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 
 from littrainer import Trainer, TrainerCallback
@@ -23,13 +22,6 @@ from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["automatic", "manual"])
-
-
-def test_an_untested_release_of_lightning_uses_lightnings_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset({"1.0"}))
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.train()
-    assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
 
 
 class Recorder(pl.Callback):

@@ -58,18 +58,6 @@ def fit(on_batch_end: Callable[[Probe], None] = lambda _: None, **keywords: Any)
     return module
 
 
-def test_accumulate_grad_batches() -> None:
-    steps: list[int] = []
-
-    def never_step(module: Probe) -> None:
-        steps.append(module.trainer.global_step)
-        module.trainer.accumulate_grad_batches = 2**62
-
-    # Lightning always steps at the last batch of an epoch, so the second of three counts.
-    fit(never_step)
-    assert steps[:2] == [1, 1]
-
-
 def test_an_evaluation_inside_fit_validates_each_batch_and_restores_fit() -> None:
     states: list[Any] = []
 
