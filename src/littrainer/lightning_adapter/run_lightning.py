@@ -54,6 +54,11 @@ class LightningState:
     evaluation: EvaluationLoop | None = None
     deferred_validation_end: DeferredValidationEnd = field(default_factory=DeferredValidationEnd)
 
+    def __del__(self, modules: dict[str, Any] = sys.modules) -> None:
+        # Only the garbage collector would free its reference cycles.
+        if self.trainer is not None and (internals := modules.get("littrainer.lightning_adapter.lightning_internals")):
+            internals.weaken_back_references(self.trainer)
+
     def end_without_callbacks(self) -> None:
         """Hide the exception that ends fit without an error from callbacks."""
         lightning_trainer: Any = self.trainer
@@ -104,7 +109,6 @@ def _import_base_classes_of_torchmetrics() -> None:
 
 
 def fit(trainer: TrainerContext, run: TrainingRun) -> None:
-    from littrainer.lightning_adapter.lightning_internals import weaken_back_references
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
@@ -125,7 +129,6 @@ def fit(trainer: TrainerContext, run: TrainingRun) -> None:
     finally:
         trainer.accelerator.module = None
         state.module = None
-        weaken_back_references(lightning_trainer)
         shut_down_workers(run.windows.loader)
 
 
