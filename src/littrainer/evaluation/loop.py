@@ -55,8 +55,8 @@ class EvaluationLoop(CollectedOutputs):
         self.max_batches = get_batch_limit(trainer, "prediction" if self.is_prediction else "evaluation", dataloader)
         rows = get_length(get_full_dataset(dataloader)) if self.max_batches is None else None
         streaming = make_streaming_metrics(trainer.compute_metrics)
-        shifts_labels, gather = trainer._loss_shifts_labels, trainer.accelerator.gather
-        super().__init__(trainer, trainer.args, rows, streaming, shifts_labels, gather)
+        self.loss_shifts_labels = trainer._loss_shifts_labels
+        super().__init__(trainer, trainer.args, rows, streaming, self.loss_shifts_labels, trainer.accelerator.gather)
         groups = find_length_groups(dataloader)
         self.order = None if groups is None else groups.order
         self.model: Any = None
@@ -82,9 +82,9 @@ class EvaluationLoop(CollectedOutputs):
         if self.streaming is not None:
             # A script's step may return probabilities, whose sigmoid would exceed 0.5.
             has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
-            shifts_labels = trainer._loss_shifts_labels
             self.streaming.begin(
-                trainer.args.device, lambda: find_task_facts(trainer.model, shifts_labels, has_raw_scores, generates)
+                trainer.args.device,
+                lambda: find_task_facts(trainer.model, self.loss_shifts_labels, has_raw_scores, generates),
             )
 
     def run(self) -> None:
