@@ -1,19 +1,10 @@
 """Loaded modules, and when: each list below costs every script, or every training, CPU time."""
 
-import importlib
-import sys
-import time
-from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
-from threading import Thread
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import littrainer
-from littrainer.lightning_adapter import torchmetrics_on_demand as on_demand
 
 from .compat.processes import facts_of
 
@@ -79,8 +70,11 @@ facts["training"] = loaded(unused)
 facts["strategies"] = loaded({f"littrainer.strategies.{name}" for name in ("fsdp1", "tensor_parallel")})
 
 
-from torchmetrics.aggregation import MeanMetric
 import cloudpickle, inspect, lightning.pytorch, torchmetrics
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(2) as threads:
+    facts["in threads"] = [*threads.map(lambda name: hasattr(torchmetrics, name), ("Accuracy", "MeanMetric"))]
+from torchmetrics.aggregation import MeanMetric
 facts["pickled"] = cloudpickle.loads(cloudpickle.dumps(torchmetrics)) is torchmetrics
 facts["listed by torchmetrics"] = sorted(set(torchmetrics.__all__) - set(dir(torchmetrics)))
 facts["classes of torchmetrics"] = len(inspect.getmembers(torchmetrics, inspect.isclass))
@@ -134,68 +128,9 @@ def test_a_training_loads_no_library_that_it_does_not_use(facts: Any) -> None:
 def test_torchmetrics_is_whole_when_a_script_uses_it_after_a_training(facts: Any) -> None:
     assert facts["is a package"] and facts["base class"] and facts["part"] and facts["version"]
     assert facts["listed by torchmetrics"] == [] and facts["classes of torchmetrics"] > 50
-    assert facts["pickled"]
+    assert facts["pickled"] and facts["in threads"] == [True, True]
     assert facts["kind"] == "module"
     assert not facts["missing"]
-
-
-# A package as torchmetrics is: parts that Lightning needs, and the package that takes its time to load the rest.
-METRICS = {
-    "__init__": "import time\nfrom .metric import Metric\nfrom .other import Other\ntime.sleep(0.2)\nlast = 'last'\n",
-    "utilities": "",
-    "metric": "class Metric: ...\n",
-    "other": "from made_up_metrics import Metric\nclass Other(Metric): ...\n",
-}
-
-
-@pytest.fixture
-def package_after_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Name of a package of which only its Metric was imported, as Lightning does."""
-    name = "made_up_metrics"
-    (tmp_path / name).mkdir()
-    for part, source in METRICS.items():
-        (tmp_path / name / f"{part}.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    # An earlier test may have left the finder of torchmetrics itself there.
-    finders = [finder for finder in sys.meta_path if type(finder).__module__ != on_demand.__name__]
-    monkeypatch.setattr(sys, "meta_path", finders)
-    monkeypatch.setattr(on_demand, "PACKAGE", name)
-    monkeypatch.setattr(on_demand, "COMES_FIRST", f"{name}.utilities")
-    monkeypatch.setattr(on_demand, "NEEDED_BY_LIGHTNING", {"Metric": f"{name}.metric"})
-    with on_demand.torchmetrics_on_demand():
-        exec(f"from {name} import Metric")
-    assert f"{name}.metric" in sys.modules and f"{name}.other" not in sys.modules
-    yield name
-    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
-        del sys.modules[module]
-
-
-def test_a_part_that_is_imported_before_its_package_is_loaded_once(package_after_lightning: str) -> None:
-    part = importlib.import_module(f"{package_after_lightning}.other")
-    package = importlib.import_module(package_after_lightning)
-    assert package.other is part and package.Other is part.Other
-    assert package.metric.Metric is package.Metric in part.Other.__mro__
-
-
-def test_what_is_imported_later_is_an_ordinary_module(package_after_lightning: str) -> None:
-    finders = len(sys.meta_path)
-    package = importlib.import_module(package_after_lightning)
-    assert type(package) is ModuleType and {"Metric", "Other", "last"} <= vars(package).keys()
-    assert type(package.__spec__.loader) is type(package.__loader__) is SourceFileLoader
-    assert len(sys.meta_path) == finders - 1
-    assert importlib.reload(package) is package
-
-
-def test_a_thread_waits_for_another_that_runs_the_package(package_after_lightning: str) -> None:
-    statement, names = f"from {package_after_lightning} import last", dict[str, Any]()
-    running = Thread(target=exec, args=(statement, {}))
-    running.start()
-    # The package takes its time after this part.
-    while f"{package_after_lightning}.other" not in sys.modules:
-        time.sleep(0.001)
-    exec(statement, names)
-    assert names["last"] == "last"
-    running.join()
 
 
 def test_every_public_name_can_be_had() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from littrainer import Trainer
 from littrainer.data.token_batches import form_equal_groups, form_groups
-from littrainer.evaluation.loop import BatchOutputs, restore_dataset_order
+from littrainer.evaluation.gathering import BatchOutputs, restore_dataset_order
 from tests.loop.exact_resume import differences_after_resuming, noisy_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, SizedStream, Stream, token_rows, vector_rows

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import littrainer.arguments.destinations
-import littrainer.strategies.mixed_precision
+import littrainer.strategies.model_wrapping
 from littrainer import Trainer
 from littrainer.strategies.full_state import get_full_state_dict
 from tests.scenarios.data import Rows, vector_rows
@@ -83,8 +83,8 @@ def get_scaled_precision(args: Any) -> str:
 def enable_scaling_on_the_cpu() -> None:
     """Enable loss scaling on the CPU, without changing the forward pass."""
     littrainer.arguments.destinations.get_lightning_precision = get_scaled_precision
-    littrainer.strategies.mixed_precision.get_lightning_precision = get_scaled_precision
-    littrainer.strategies.mixed_precision.AUTOCAST_DTYPES["16-mixed"] = torch.float32
+    littrainer.strategies.model_wrapping.get_lightning_precision = get_scaled_precision
+    littrainer.strategies.model_wrapping.AUTOCAST_DTYPES["16-mixed"] = torch.float32
     littrainer.arguments.destinations.DERIVED_KEYWORDS["precision"] = (get_scaled_precision, "from fp16")
 
 

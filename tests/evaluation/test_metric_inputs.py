@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchmetrics import MeanSquaredError
 
 from littrainer import EvalPrediction, Trainer
 from littrainer.evaluation.loop import EvaluationLoop
@@ -44,15 +45,11 @@ CONVERTED: list[tuple[str, Any, Any, list[Any]]] = [
 ]
 
 
-def batch(logits: Any, labels: Any) -> EvalPrediction:
-    return EvalPrediction(logits, labels)
-
-
 @pytest.mark.parametrize(("name", "predictions", "labels", "expected"), CONVERTED, ids=[case[0] for case in CONVERTED])
 def test_a_conversion_returns_the_arguments_of_update(
     name: str, predictions: Any, labels: Any, expected: list[Any]
 ) -> None:
-    arguments = convert_batch(batch(predictions, labels), name)
+    arguments = convert_batch(EvalPrediction(predictions, labels), name)
     for value, value_expected in zip(arguments or (), expected, strict=True):
         assert torch.equal(value, torch.as_tensor(value_expected, dtype=value.dtype))
         assert value.dtype in (torch.float32, torch.int64)
@@ -78,6 +75,7 @@ def ints(*shape: int) -> torch.Tensor:
 
 MULTI_LABEL = "multi_label_classification"
 CAUSAL, NOT_CAUSAL, UNKNOWN = TaskFacts(True), TaskFacts(False), TaskFacts(None)
+PREPROCESSED = TaskFacts(False, MULTI_LABEL, has_raw_scores=False)
 GUESSES = {
     "one class each": (torch.rand(4, 3), ints(4), UNKNOWN, "classification"),
     "classes already": (ints(4), ints(4), UNKNOWN, "classification"),
@@ -89,12 +87,7 @@ GUESSES = {
     "one number, whole labels": (torch.rand(4, 1), ints(4), UNKNOWN, "regression"),
     "numbers": (torch.rand(4, 2), torch.rand(4, 2), UNKNOWN, "regression"),
     "several labels": (torch.rand(4, 2), torch.rand(4, 2), TaskFacts(False, MULTI_LABEL), "multi_label_logits"),
-    "several labels, preprocessed": (
-        torch.rand(4, 2),
-        torch.rand(4, 2),
-        TaskFacts(False, MULTI_LABEL, has_raw_scores=False),
-        "multi_label",
-    ),
+    "several labels, preprocessed": (torch.rand(4, 2), torch.rand(4, 2), PREPROCESSED, "multi_label"),
     "several whole labels": (torch.rand(4, 2), ints(4, 2), UNKNOWN, "multi_label"),
     "one score": (torch.rand(4), ints(4), UNKNOWN, "unchanged"),
 }
@@ -104,7 +97,7 @@ GUESSES = {
 def test_the_conversion_follows_from_shapes_dtypes_and_model(
     logits: Any, labels: Any, facts: TaskFacts, name: str
 ) -> None:
-    prediction = batch(logits, labels)
+    prediction = EvalPrediction(logits, labels)
     assert guess_conversion(prediction, facts) == name
     assert len(convert_batch(prediction, name) or ()) == 2
 
@@ -122,15 +115,19 @@ def test_an_unknown_conversion_is_an_error_with_all_names(
     logits: Any, labels: Any, facts: TaskFacts, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
-        guess_conversion(batch(logits, labels), facts)
+        guess_conversion(EvalPrediction(logits, labels), facts)
     assert all(name in str(caught.value) for name in CONVERSIONS)
 
 
 def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **trainer_kwargs: Any) -> TaskFacts:
-    trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=trainer_kwargs)
+    keywords = {"compute_metrics": MeanSquaredError(), **trainer_kwargs}
+    trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=keywords)
     has_custom_step = bool(trainer._find_overrides("prediction_step"))
-    loader = trainer.get_eval_dataloader()
-    return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_custom_step).task_facts()
+    loop: Any = EvaluationLoop(
+        trainer, trainer.get_eval_dataloader(), "Evaluation", False, None, "eval", has_custom_step
+    )
+    loop.begin(model)
+    return loop.streaming._read_facts()
 
 
 def test_task_facts_are_read_from_transformers_models(tmp_path: Path) -> None:

@@ -12,28 +12,19 @@ from transformers import trainer_utils as theirs
 
 from littrainer.evaluation import results as ours
 
-EXTRAS: list[dict[str, Any]] = [
-    {},
-    {"inputs": "inputs"},
-    {"losses": "losses"},
-    {"inputs": "inputs", "losses": "losses"},
-]
 
-
-@pytest.mark.parametrize("extras", EXTRAS, ids=lambda extras: "+".join(extras) or "none")
+@pytest.mark.parametrize("extras", [{}, {"losses": "losses"}, {"inputs": "inputs", "losses": "losses"}], ids=len)
 def test_a_prediction_unpacks_and_indexes_as_in_transformers(extras: dict[str, Any]) -> None:
-    kinds = (ours.EvalPrediction, theirs.EvalPrediction)
-    unpacked, expected = (tuple(kind("predictions", "labels", **extras)) for kind in kinds)
-    assert unpacked == expected
     prediction = ours.EvalPrediction("predictions", "labels", **extras)
-    assert [prediction[index] for index in range(len(expected))] == list(expected)
+    expected = tuple(theirs.EvalPrediction("predictions", "labels", **extras))
+    assert (*prediction,) == (*(prediction[index] for index in range(len(expected))),) == expected
     with pytest.raises(IndexError, match="elements, there is no element -1"):
         prediction[-1]
 
 
 @pytest.mark.parametrize("amounts", [{"num_samples": 10, "num_steps": 3, "num_tokens": 700}, {"num_steps": 0}])
 # The last is of a clock that was set back.
-@pytest.mark.parametrize("seconds", [0.0, 1.23456789, 4000.0, -1.0])
+@pytest.mark.parametrize("seconds", [0.0, 1.23456789, -1.0])
 def test_speeds_have_the_names_and_digits_of_transformers(
     monkeypatch: pytest.MonkeyPatch, amounts: dict[str, float], seconds: float
 ) -> None:
@@ -58,6 +49,6 @@ def test_metrics_are_converted_to_numbers_for_json() -> None:
     assert json.loads(json.dumps(plain))["tensor"] == 2.5
 
 
-@pytest.mark.parametrize("name", ["TrainOutput", "EvalLoopOutput", "PredictionOutput"])
-def test_outputs_have_the_fields_of_transformers_in_its_order(name: str) -> None:
-    assert getattr(ours, name)._fields == getattr(theirs, name)._fields
+def test_outputs_have_the_fields_of_transformers_in_its_order() -> None:
+    for name in ("TrainOutput", "EvalLoopOutput", "PredictionOutput"):
+        assert getattr(ours, name)._fields == getattr(theirs, name)._fields

@@ -66,26 +66,20 @@ def test_a_list_with_an_entry_for_each_layer_is_joined_along_the_rows(tmp_path: 
     assert len(output.label_ids) == 9
 
 
-class Uneven(Detector):
-    """Model with other outputs for a short batch."""
-
-    def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
-        loss = super().forward(x, labels)["loss"]
-        parts: Any = (x,) * len(x)
-        return {"loss": loss, "outputs": {"parts": parts, "names": parts if len(x) == 4 else "text"}}
-
-
 def test_outputs_that_cannot_be_joined_are_refused_immediately(tmp_path: Path) -> None:
     steps: list[int] = []
 
-    class Counting(Uneven):
+    class Uneven(Detector):
+        """Model with other outputs for a short batch."""
+
         def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
             steps.append(len(x))
-            return super().forward(x, labels)
+            loss = super().forward(x, labels)["loss"]
+            parts: Any = (x,) * len(x)
+            return {"loss": loss, "outputs": {"parts": parts, "names": parts if len(x) == 4 else "text"}}
 
-    trainer = make_trainer(tmp_path, Counting())
     with pytest.raises(ValueError, match=r"tuple with the entries 4, and with 1.*eval_do_concat_batches=False"):
-        trainer.predict(Rows(detections(5)))
+        make_trainer(tmp_path, Uneven()).predict(Rows(detections(5)))
     assert steps == [4, 1]
     separate: Any = make_trainer(tmp_path, Uneven(), eval_do_concat_batches=False).predict(Rows(detections(5)))
     assert len(separate.predictions) == 2

@@ -51,8 +51,7 @@ def evaluate_metrics(folder: Path, compute_metrics: Any, *arguments: Any, **chan
 # ---- The same numbers as a function over all arrays -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_eval_metrics", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3, 7])
+@pytest.mark.parametrize(("batch_size", "batch_eval_metrics"), [(1, False), (3, True), (7, False)])
 def test_accuracy_equals_that_of_a_function_over_all_predictions(
     tmp_path: Path, batch_size: int, batch_eval_metrics: bool
 ) -> None:
@@ -87,8 +86,9 @@ def test_metrics_of_a_language_model_equal_those_of_a_function_over_padded_array
     assert evaluate_metrics(tmp_path, metrics, model, trainer_kwargs=data) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7])
-@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: MetricCollection([metric])])
+@pytest.mark.parametrize(
+    ("batch_size", "wrap"), [(1, lambda metric: metric), (3, lambda metric: MetricCollection([metric]))]
+)
 def test_scores_for_metrics_with_thresholds_do_not_depend_on_batch_sizes(
     tmp_path: Path, batch_size: int, wrap: Any
 ) -> None:
@@ -218,12 +218,9 @@ def test_a_value_that_is_neither_function_nor_metric_is_refused_by_the_trainer(
         quiet_trainer(tmp_path, trainer_kwargs={"compute_metrics": compute_metrics})
 
 
-def test_an_unknown_conversion_is_refused_with_the_known_names() -> None:
+def test_the_conversion_of_a_metric_overrides_the_common_conversion() -> None:
     with pytest.raises(ValueError, match=r"'argmax'.*'classification'"):
         StreamingMetrics(micro_accuracy(), inputs="argmax")
-
-
-def test_the_conversion_of_a_metric_overrides_the_common_conversion() -> None:
     metric, other = RecordingMetric(), RecordingMetric()
     metrics = StreamingMetrics({"own": StreamingMetrics(metric, "unchanged"), "all": other}, inputs="classification")
     logits, labels = torch.rand(4, CLASSES), torch.zeros(4, dtype=torch.int64)

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 
 from littrainer import Trainer, TrainerCallback
@@ -23,13 +22,6 @@ from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer], ids=["automatic", "manual"])
-
-
-def test_an_untested_release_of_lightning_uses_lightnings_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fast_training_loop, "SUPPORTED_RELEASES", frozenset({"1.0"}))
-    trainer = quiet_trainer(tmp_path, max_steps=1)
-    trainer.train()
-    assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
 
 
 class Recorder(pl.Callback):
@@ -239,7 +231,7 @@ def test_a_profiler_gets_all_actions_of_lightning(tmp_path: Path) -> None:
     assert {"run_training_batch", "[LightningModule]TrainerModule.optimizer_step"} <= profiler.actions
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
+@BOTH_LOOPS
 def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path: Path, is_fast: bool) -> None:
     class Ending(pl.Callback):
         def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
@@ -249,7 +241,7 @@ def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path
     assert run(tmp_path, is_fast, Trainer, [Ending()]).state.global_step == 8
 
 
-@pytest.mark.parametrize("is_fast", [True, False])
+@BOTH_LOOPS
 def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: bool) -> None:
     class StopIterationTrainer(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:

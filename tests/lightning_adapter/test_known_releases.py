@@ -10,7 +10,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from littrainer.lightning_adapter.fast_training_loop import SUPPORTED_RELEASES
 
@@ -116,9 +118,21 @@ def test_functions_that_the_fast_loop_replaces_are_unchanged() -> None:
     assert not changed, ADVICE
 
 
-@pytest.mark.parametrize("name", ["_setup_model", "configure_ddp", "block_backward_sync", "setup", "teardown"])
-def test_the_ddp_strategy_has_the_methods_that_ours_uses(name: str) -> None:
-    assert callable(getattr(DDPStrategy, name, None)), "update strategies/data_parallel.py"
+# Class of Lightning -> its members that a subclass of ours overrides or calls.
+USED: dict[Any, str] = {
+    DDPStrategy: "_setup_model configure_ddp block_backward_sync setup teardown _configure_launcher",
+    DeepSpeedStrategy: "_get_process_group_backend set_world_ranks setup_distributed setup_optimizers",
+    FSDPStrategy: "_reset_optimizers_and_schedulers _setup_model setup_optimizers training_step",
+    ModelParallelStrategy: "_setup_distributed post_backward setup_environment",
+    Precision: "_after_closure forward_context convert_module convert_input convert_output",
+    WeightAveraging: "_swap_models on_validation_epoch_start on_validation_epoch_end",
+}
+
+
+@pytest.mark.parametrize("kind", USED, ids=lambda kind: kind.__name__)
+def test_lightnings_classes_have_the_members_that_ours_use(kind: Any) -> None:
+    missing = [name for name in USED[kind].split() if not hasattr(kind, name)]
+    assert not missing, f"update the subclass of {kind.__name__} in lightning_adapter/ or strategies/: {missing}"
 
 
 def test_a_ddp_strategy_stores_its_arguments() -> None:

@@ -58,18 +58,6 @@ def fit(on_batch_end: Callable[[Probe], None] = lambda _: None, **keywords: Any)
     return module
 
 
-def test_accumulate_grad_batches() -> None:
-    steps: list[int] = []
-
-    def never_step(module: Probe) -> None:
-        steps.append(module.trainer.global_step)
-        module.trainer.accumulate_grad_batches = 2**62
-
-    # Lightning always steps at the last batch of an epoch, so the second of three counts.
-    fit(never_step)
-    assert steps[:2] == [1, 1]
-
-
 def test_an_evaluation_inside_fit_validates_each_batch_and_restores_fit() -> None:
     states: list[Any] = []
 
@@ -86,7 +74,14 @@ def test_an_evaluation_inside_fit_validates_each_batch_and_restores_fit() -> Non
     assert module.trainer.global_step == 3
 
 
-def test_a_failed_evaluation_inside_fit_is_reported_and_restores_fit() -> None:
+def test_a_failed_evaluation_inside_fit_restores_the_trained_weights_and_fit() -> None:
+    class Averaging(pl.callbacks.WeightAveraging):
+        def on_validation_epoch_start(self, trainer: Any, *_: Any) -> None:
+            states.append("averaged")
+
+        def on_validation_epoch_end(self, *_: Any) -> None:
+            states.append("trained")
+
     class FailingBatches(list[str]):
         def __iter__(self) -> Iterator[str]:
             yield "a"
@@ -98,11 +93,11 @@ def test_a_failed_evaluation_inside_fit_is_reported_and_restores_fit() -> None:
         trainer: Any = module.trainer
         val_loop = trainer.fit_loop.epoch_loop.val_loop
         with pytest.raises(OverflowError):
-            lightning_internals.evaluate_inside_fit(trainer, FailingBatches("ab"), lambda: states.append("interrupted"))
+            lightning_internals.evaluate_inside_fit(trainer, FailingBatches("ab"))
         states.append((trainer.fit_loop.epoch_loop.val_loop is val_loop, trainer.training))
 
-    fit(evaluate)
-    assert states == ["interrupted", (True, True)] * 3
+    fit(evaluate, callbacks=[Averaging()])
+    assert states == ["averaged", "trained", (True, True)] * 3
 
 
 def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,29 +264,12 @@ def test_validation_is_enabled_while_callbacks_are_set_up() -> None:
 
 
 def test_entry_points_are_read_once_for_all_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[str] = []
-
-    def entry_points(group: str) -> Any:
-        reads.append(group)
-        return [metadata.EntryPoint("timer", "lightning.pytorch.callbacks:Timer", group)]
-
-    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: lambda: [pl.callbacks.Timer()])
-    monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
-    lightning_internals._cached_entry_points.cache_clear()
-    original = registry.entry_points
-    for _ in range(2):
-        with lightning_internals.cached_entry_points():
-            trainer: Any = pl.Trainer(**QUIET)
-        assert [type(callback).__name__ for callback in trainer.callbacks] == ["Timer"]
-    lightning_internals._cached_entry_points.cache_clear()
-    assert reads == ["lightning.pytorch.callbacks_factory"] and registry.entry_points is original
-
-
-def test_entry_points_are_restored_whichever_thread_ends_first() -> None:
-    original = registry.entry_points
-    first, second = (lightning_internals.cached_entry_points() for _ in range(2))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    second.__exit__(None, None, None)
-    assert registry.entry_points is original
+    cached: Any = registry.entry_points
+    pl.Trainer(**QUIET)
+    misses = cached.cache_info().misses
+    pl.Trainer(**QUIET)
+    assert cached.cache_info().misses == misses and cached.cache_info().hits > 0
+    assert not lightning_internals.has_registered_callbacks()
+    entry_point = metadata.EntryPoint("timer", "lightning.pytorch.callbacks:Timer", "group")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry_point])
+    assert lightning_internals.has_registered_callbacks()

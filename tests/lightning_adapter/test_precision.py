@@ -45,7 +45,7 @@ class Overflowing(VectorClassifier):
 
 @pytest.fixture(autouse=True)
 def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("arguments.destinations", "strategies.mixed_precision"):
+    for module in ("arguments.destinations", "strategies.model_wrapping"):
         monkeypatch.setattr(f"littrainer.{module}.get_lightning_precision", lambda args: "16-mixed")
     monkeypatch.setitem(DERIVED_KEYWORDS, "precision", (lambda args: "16-mixed", "from fp16"))
 
@@ -80,8 +80,9 @@ def values(trainer: Trainer, name: str) -> list[float]:
     return [log[name] for log in trainer.state.log_history if name in log]
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize("optim", ["sgd", "adamw_torch", "adamw_torch_fused"])
+@pytest.mark.parametrize(
+    ("kind", "optim"), [(StepwiseTrainer, "sgd"), (Trainer, "adamw_torch"), (StepwiseTrainer, "adamw_torch_fused")]
+)
 def test_scaling_changes_neither_losses_nor_norms_nor_steps(tmp_path: Path, kind: type[Trainer], optim: str) -> None:
     torch.manual_seed(0)
     scaled_model = VectorClassifier()
@@ -125,8 +126,7 @@ def test_an_optimizer_that_replaces_another_steps_with_its_unscaled_gradients(
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("kind", "accumulation"), [(Trainer, 1), (Trainer, 2), (StepwiseTrainer, 2)])
 def test_scaling_is_the_same_in_lightnings_loop(
     tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,9 +191,6 @@ def test_the_scale_is_saved_in_checkpoints_and_resumed(tmp_path: Path) -> None:
 PLUGINS = {
     (DDPStrategy, "32-true"): None,
     (DDPStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
-    (DDPStrategy, "16-mixed"): ("ForwardMixedPrecision", True),
-    (ModelParallelStrategy, "32-true"): None,
-    (ModelParallelStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
     (ModelParallelStrategy, "16-mixed"): ("ForwardMixedPrecision", True),
     (FSDPStrategy, "32-true"): ("ForwardFSDPPrecision", False),
     (FSDPStrategy, "bf16-mixed"): ("ForwardFSDPPrecision", False),
@@ -213,7 +210,7 @@ def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
 def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, precision: str
 ) -> None:
-    monkeypatch.setattr("littrainer.strategies.mixed_precision.get_lightning_precision", lambda args: precision)
+    monkeypatch.setattr("littrainer.strategies.model_wrapping.get_lightning_precision", lambda args: precision)
     trainer = quiet_trainer(tmp_path)
     plugin = plugin_for(kind, precision, trainer)
     expected = PLUGINS[kind, precision]
@@ -243,5 +240,5 @@ def test_loss_scaling_is_refused_with_tensor_parallelism(tmp_path: Path, monkeyp
     monkeypatch.setattr("littrainer.lightning_adapter.precision.tensor_parallel_size", lambda args: 2)
     with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):
         plugin_for(ModelParallelStrategy, "16-mixed", trainer)
-    monkeypatch.setattr("littrainer.strategies.mixed_precision.get_lightning_precision", lambda args: "bf16-mixed")
+    monkeypatch.setattr("littrainer.strategies.model_wrapping.get_lightning_precision", lambda args: "bf16-mixed")
     assert plugin_for(ModelParallelStrategy, "bf16-mixed", quiet_trainer(tmp_path)).scaler is None

@@ -25,19 +25,34 @@ def test_keywords_follow_from_the_arguments_and_the_user_overrides_them(tmp_path
     assert changed == {**keywords, "profiler": "simple", "enable_model_summary": True}
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize("through", ["trainer", "arguments"])
+@pytest.mark.parametrize(("kind", "through"), [(Trainer, "arguments"), (StepwiseTrainer, "trainer")])
 def test_keywords_of_the_users_own_reach_lightning(tmp_path: Path, kind: type[Trainer], through: str) -> None:
     profiler = SimpleProfiler()
-    further = {"profiler": profiler, "detect_anomaly": True}
-    if through == "trainer":
-        trainer = quiet_trainer(tmp_path, kind=kind, trainer_kwargs={"lightning": further}, max_steps=2)
-    else:
-        trainer = quiet_trainer(tmp_path, kind=kind, lightning=further, max_steps=2)
+    further: dict[str, Any] = {"lightning": {"profiler": profiler, "detect_anomaly": True}}
+    keywords = {"trainer_kwargs": further} if through == "trainer" else further
+    trainer = quiet_trainer(tmp_path, kind=kind, **keywords, max_steps=2, eval_strategy="steps", eval_steps=2)
     trainer.train()
     lightning: Any = trainer.lightning_trainer
     assert lightning.profiler is profiler and lightning._detect_anomaly
-    assert len(profiler.recorded_durations["run_training_batch"]) == 2
+    durations = {name.rpartition(".")[2]: times for name, times in profiler.recorded_durations.items()}
+    counts = [len(durations[name]) for name in ("run_training_batch", "training_step", "validation_step")]
+    assert counts == [2, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_an_anomaly_ends_training_and_names_the_operation(tmp_path: Path, kind: type[Trainer]) -> None:
+    class AnomalousModel(VectorClassifier):
+        def logits(self, x: torch.Tensor) -> torch.Tensor:
+            # A finite value with an infinite gradient, multiplied by zero.
+            return self.head(torch.sqrt(self.inner(x) * 0)) + super().logits(x)
+
+    trainer = quiet_trainer(tmp_path, AnomalousModel(), kind=kind, max_steps=1, lightning={"detect_anomaly": True})
+    with (
+        pytest.warns(UserWarning, match="Error detected in MulBackward0"),
+        pytest.raises(RuntimeError, match="'MulBackward0' returned nan values"),
+    ):
+        trainer.train()
+    assert not torch.is_anomaly_enabled()
 
 
 def test_lightning_callbacks_are_accepted_as_keyword(tmp_path: Path) -> None:

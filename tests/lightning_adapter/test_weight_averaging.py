@@ -81,13 +81,10 @@ def assert_equal(actual: Weights, expected: Weights) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize("use", ["both", "evaluate", "save"])
+@pytest.mark.parametrize(("use", "kind"), [("both", StepwiseTrainer), ("evaluate", Trainer), ("save", Trainer)])
 def test_ema_use_selects_the_weights_of_evaluations_and_checkpoints(tmp_path: Path, use: str, kind: Any) -> None:
-    trainer, plain = (
-        train_averaged(tmp_path / "averaged", use, kind=kind),
-        train_averaged(tmp_path / "plain", None, kind=kind),
-    )
+    trainer = train_averaged(tmp_path / "averaged", use, kind=kind)
+    plain = train_averaged(tmp_path / "plain", None, kind=kind)
     recorder = trainer.recorder
     for step in recorder.raw:
         assert_equal(recorder.raw[step], plain.recorder.raw[step])
@@ -99,15 +96,13 @@ def test_ema_use_selects_the_weights_of_evaluations_and_checkpoints(tmp_path: Pa
     assert not torch.equal(recorder.raw[6]["inner.weight"], recorder.averaged[6]["inner.weight"])
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize(
-    ("use", "then", "changes"),
+    ("kind", "use", "then", "changes"),
     [
-        ("both", "both", {}),
-        ("evaluate", "save", {}),
-        ("save", "evaluate", {}),
-        ("both", "both", {"async_save": True}),
-        ("both", None, {}),
+        (Trainer, "evaluate", "save", {}),
+        (StepwiseTrainer, "save", "evaluate", {}),
+        (Trainer, "both", "both", {"async_save": True}),
+        (StepwiseTrainer, "both", None, {}),
     ],
 )
 def test_a_resumed_training_ends_as_an_uninterrupted_training(

@@ -42,8 +42,9 @@ class EventRecorder(TrainerCallback):
         self.events.append("save")
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize(("number", "steps", "sizes"), [(True, 1, [4]), (3, 2, [4, 4, 4])])
+@pytest.mark.parametrize(
+    ("kind", "number", "steps", "sizes"), [(Trainer, True, 1, [4]), (StepwiseTrainer, 3, 2, [4, 4, 4])]
+)
 def test_a_run_is_a_short_epoch_with_an_evaluation(
     tmp_path: Path, kind: type[Trainer], number: Any, steps: int, sizes: list[int]
 ) -> None:

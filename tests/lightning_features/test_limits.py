@@ -29,8 +29,7 @@ def make_limited_trainer(folder: Path, number: int, **changes: Any) -> Trainer:
     )
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-@pytest.mark.parametrize("limit", [3, 0.65])
+@pytest.mark.parametrize(("kind", "limit"), [(Trainer, 3), (StepwiseTrainer, 0.65)])
 def test_a_limited_epoch_is_an_epoch_of_less_data(tmp_path: Path, kind: type[Trainer], limit: float) -> None:
     changes = {**IN_ORDER, "gradient_accumulation_steps": 2, "kind": kind}
     short = make_limited_trainer(tmp_path, 12, **changes)

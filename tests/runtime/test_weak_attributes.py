@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, TQDMProgressBar
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback
-from littrainer.strategies.mixed_precision import autocast_forward
+from littrainer.strategies.model_wrapping import autocast_forward
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer

@@ -17,10 +17,13 @@ from tests.scenarios.models import tiny_llama
 from tests.scenarios.trainers import quiet_arguments
 
 
-def create_strategy(model: Any = None, fsdp: Any = True, bf16: bool = False, **config: Any) -> Any:
+def create_strategy(
+    model: Any = None, fsdp: Any = True, bf16: bool = False, optimizer: Any = None, **config: Any
+) -> Any:
     args = quiet_arguments("unused", fsdp=fsdp, bf16=bf16, fsdp_config={"version": 1, **config})
     assert strategy_name(args) == "FSDP version 1"
-    trained: Any = SimpleNamespace(args=args, model=tiny_llama() if model is None else model, optimizer=None)
+    model = tiny_llama() if model is None else model
+    trained: Any = SimpleNamespace(args=args, model=model, model_wrapped=model, optimizer=optimizer)
     return ResidentFSDP1Strategy(trained)
 
 
@@ -60,6 +63,8 @@ def test_other_keys_are_passed_to_lightnings_strategy() -> None:
     assert create_strategy(state_dict_type="SHARDED_STATE_DICT")._state_dict_type == "sharded"
     checkpointing = create_strategy(activation_checkpointing=True)
     assert checkpointing._activation_checkpointing_kwargs["auto_wrap_policy"] is not None
+    policy = create_strategy(bf16=True).mixed_precision
+    assert policy.param_dtype is policy.reduce_dtype is policy.buffer_dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
@@ -68,11 +73,6 @@ def test_each_sharding_strategy_has_several_spellings(name: str) -> None:
     assert create_strategy(fsdp=name.lower()).sharding_strategy is expected
     assert create_strategy(reshard_after_forward=name.lower()).sharding_strategy is expected
     assert create_strategy(sharding_strategy=expected.value).sharding_strategy is expected
-
-
-def test_half_precision_becomes_a_policy() -> None:
-    policy = create_strategy(bf16=True).mixed_precision
-    assert policy.param_dtype is policy.reduce_dtype is policy.buffer_dtype is torch.bfloat16
 
 
 def test_weights_of_the_first_process_are_broadcast() -> None:
@@ -99,8 +99,5 @@ def test_trained_modules_of_an_adapter_are_wrapped_separately() -> None:
 
 
 def test_an_existing_optimizer_is_refused() -> None:
-    args = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
-    model = tiny_llama()
-    trained: Any = SimpleNamespace(args=args, model=model, model_wrapped=model, optimizer=object())
     with pytest.raises(ValueError, match="version"):
-        ResidentFSDP1Strategy(trained)
+        create_strategy(optimizer=object())

@@ -100,9 +100,6 @@ def test_the_plan_becomes_keywords_of_fully_shard() -> None:
     # There is nothing to offload from.
     assert not isinstance(keywords(CPU, cpu_offload=True)["offload_policy"], CPUOffloadPolicy)
     assert len(keywords(ignored_modules="inner")["ignored_params"]) == 2
-
-
-def test_half_precision_becomes_a_policy() -> None:
     policy = keywords(dtype=torch.bfloat16)["mp_policy"]
     assert policy.param_dtype is policy.reduce_dtype is torch.bfloat16
     # The loss is not rounded.

@@ -58,18 +58,16 @@ def test_ddp_trains_in_a_notebook_as_its_processes_are_running(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("visible", "index"), [(1, 0), (2, 1), (8, 1)], ids=["each its own", "all of the node", "more than processes"]
-)
-@pytest.mark.parametrize(
-    "settings",
+    ("visible", "index", "settings"),
     [
-        {},
-        {"lightning": {"strategy": "ddp"}},
-        {"lightning": {"strategy": DDPStrategy(bucket_cap_mb=3)}},
-        {"fsdp": True},
-        {"fsdp": True, "fsdp_config": {"version": 1}},
+        (1, 0, {}),
+        # More than processes.
+        (8, 1, {}),
+        (2, 1, {"lightning": {"strategy": "ddp"}}),
+        (1, 0, {"lightning": {"strategy": DDPStrategy(bucket_cap_mb=3)}}),
+        (2, 1, {"fsdp": True}),
+        (1, 0, {"fsdp": True, "fsdp_config": {"version": 1}}),
     ],
-    ids=["auto", "a name", "an instance", "FSDP", "FSDP version 1"],
 )
 def test_lightning_uses_the_gpu_of_the_arguments_whatever_number_is_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: int, index: int, settings: dict[str, Any]

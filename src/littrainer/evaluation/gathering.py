@@ -1,4 +1,4 @@
-"""Collection of an evaluation's nested outputs in arrays.
+"""Collection of an evaluation's nested outputs in arrays, and the metrics over them.
 
 If the number of rows is known, batches are written directly into the final array, which avoids a second copy.
 """
@@ -6,12 +6,19 @@ If the number of rows is known, batches are written directly into the final arra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from littrainer.data.loaders import find_batch_size
+from littrainer.distributed.collectives import broadcast_object, pad_across_processes, raise_on_all_ranks
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.evaluation.metrics import MetricContext, call_metric_function, check_metrics, explain_metric_errors
+from littrainer.evaluation.prediction import ExactLossMean, compute_sample_mean
+from littrainer.evaluation.results import EvalPrediction
+from littrainer.evaluation.streaming import StreamingMetrics
 from littrainer.runtime.nested_values import (
     PADDING,
     SampleList,
@@ -21,6 +28,7 @@ from littrainer.runtime.nested_values import (
     map_nested,
     mixed_shapes_message,
     mixed_types_error,
+    truncate_nested,
 )
 
 # Size from which collected batches are written together.
@@ -232,3 +240,175 @@ def _write(collected: Any, batch: Any) -> None:
     else:
         for part, piece in zip(collected, batch, strict=True):
             _write(part, piece)
+
+
+# ---- All outputs of an evaluation ------------------------------------------------------------------------------------
+
+
+class BatchOutputs(NamedTuple):
+    """Outputs of a batch or of all batches; missing or unused entries are None."""
+
+    losses: Any = None
+    predictions: Any = None
+    labels: Any = None
+    inputs: Any = None
+
+    @property
+    def has_predictions_and_labels(self) -> bool:
+        return self.predictions is not None and self.labels is not None
+
+    def map(self, function: Callable[[Any], Any]) -> BatchOutputs:
+        return BatchOutputs(*(None if value is None else function(value) for value in self))
+
+    def first_rows(self, number: int) -> BatchOutputs:
+        return self.map(lambda value: truncate_nested(value, number))
+
+    def make_prediction(self, include_for_metrics: Sequence[str]) -> EvalPrediction:
+        return EvalPrediction(
+            predictions=self.predictions,
+            label_ids=self.labels,
+            losses=self.losses if "loss" in include_for_metrics else None,
+            inputs=self.inputs if "inputs" in include_for_metrics else None,
+        )
+
+
+def select_main_input(model: Any, include_for_metrics: Sequence[str], inputs: Any) -> Any:
+    if "inputs" not in include_for_metrics:
+        return None
+    name = getattr(model, "main_input_name", "input_ids")
+    if name not in inputs:
+        raise ValueError(
+            f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
+            "main_input_name of the model to one of these."
+        )
+    return inputs[name]
+
+
+class CollectedOutputs:
+    """Collected outputs of an evaluation, with metrics and mean loss.
+
+    Parameters:
+        streaming: None if `compute_metrics` is a function or absent.
+        shifts_labels: the loss compares each label with the prediction at the previous position.
+    """
+
+    # Dataset indices in the order of reading; None for the dataset's order.
+    order: np.ndarray | None = None
+
+    def __init__(
+        self,
+        context: MetricContext,
+        args: Any,
+        rows: int | None,
+        streaming: StreamingMetrics | None,
+        shifts_labels: bool,
+        gather: Callable[[Any], Any],
+    ):
+        self.context = context
+        self.args = args
+        self.streaming = streaming
+        self.collected = BatchOutputs(
+            *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
+        )
+        self.sample_lists = BatchOutputs(*(SampleLists(name != "predictions") for name in BatchOutputs._fields))
+        self.exact_loss: ExactLossMean | None = None
+        if args.eval_loss_weighting != "batches":
+            self.exact_loss = ExactLossMean(args, shifts_labels, gather)
+        self.samples_read = 0
+        self.batches_done = 0
+
+    def get_batch_weight(self, inputs: Any) -> Any:
+        """Return a weight for the mean loss."""
+        return None if self.exact_loss is None else self.exact_loss.get_batch_weight(inputs)
+
+    def make_outputs(
+        self,
+        batch: Any,
+        samples: int,
+        loss: torch.Tensor | None,
+        weight: Any,
+        predictions: Any,
+        labels: Any,
+        inputs: Any,
+    ) -> BatchOutputs:
+        """Return the outputs of a batch in this process, padded to the longest of all processes.
+
+        Parameters:
+            samples: number of repetitions of the loss, which is the batch's weight in a mean over samples.
+        """
+        if self.exact_loss is not None and loss is not None:
+            self.exact_loss.add(loss, weight)
+        rows, lists = find_batch_size(batch), self.sample_lists
+        predictions = _pad_to_longest(predictions, lists.predictions, rows)
+        labels, inputs = _pad_to_longest(labels, lists.labels, rows), _pad_to_longest(inputs, lists.inputs, rows)
+        if predictions is not None and self.context.preprocess_logits_for_metrics is not None:
+            with explain_metric_errors(self.context, (predictions, labels), "preprocess_logits_for_metrics"):
+                predictions = self.context.preprocess_logits_for_metrics(predictions, labels)
+        return BatchOutputs(None if loss is None else loss.repeat(samples), predictions, labels, inputs)
+
+    def collect(self, batch: BatchOutputs) -> None:
+        for collection, value in zip(self.collected, batch, strict=True):
+            if value is not None:
+                collection.add(value)
+
+    def move_to_host_if_due(self) -> None:
+        every = self.args.eval_accumulation_steps
+        if every and self.batches_done % every == 0:
+            for collection in self.collected:
+                collection.move_to_host()
+
+    def update_streaming(self, outputs: BatchOutputs, rows: int | None) -> None:
+        """Update the streaming metrics with a batch, without padding samples.
+
+        Parameters:
+            rows: samples in the last global batch; None for other batches.
+        """
+        assert self.streaming is not None
+        if not outputs.has_predictions_and_labels:
+            return
+        if tensor_parallel_rank(self.args) > 0:
+            # Tensor-parallel processes predict the same samples.
+            outputs = outputs.first_rows(0)
+        elif rows is not None:
+            size = find_batch_size(outputs.predictions) or 0
+            outputs = outputs.first_rows(min(max(rows - data_parallel_rank(self.args) * size, 0), size))
+        with explain_metric_errors(self.context):
+            self.streaming.update(outputs.make_prediction(self.args.include_for_metrics))
+
+    def results(self, batch_metrics: Any = None) -> tuple[BatchOutputs, dict[str, Any], float | None]:
+        """Return all outputs, and the metrics and mean loss, which are equal in all processes."""
+        outputs = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        if self.order is not None:
+            outputs = restore_dataset_order(outputs, self.order[: self.samples_read * data_parallel_size(self.args)])
+        metrics: Any = batch_metrics or {}
+        if self.streaming is not None:
+            with explain_metric_errors(self.context):
+                metrics = self.streaming.compute() if self.streaming.batches else {}
+        with raise_on_all_ranks("computing the metrics of an evaluation"):
+            is_due = self.context.compute_metrics is not None and self.streaming is None and batch_metrics is None
+            if is_due and outputs.has_predictions_and_labels:
+                metrics = call_metric_function(self.context, outputs.make_prediction(self.args.include_for_metrics))
+            metrics = check_metrics(self.context, metrics)
+        # The best checkpoint and the schedule depend on metrics, and must not differ between processes.
+        metrics = broadcast_object(metrics)
+        if self.exact_loss is not None:
+            return outputs, metrics, self.exact_loss.value()
+        return outputs, metrics, compute_sample_mean(outputs.losses, self.args.logging_nan_inf_filter)
+
+
+def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> Any:
+    return None if value is None else pad_across_processes(sample_lists.mark(value, rows), dim=1, fill=PADDING)
+
+
+def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:
+    """Return outputs, read in `order`, in the dataset's order."""
+
+    def sort_rows(rows: Any) -> Any:
+        if np.ndim(rows) and len(rows) != len(order):
+            raise ValueError(
+                f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
+                f"order of {len(order)} samples. Return one row for each sample, or leave it out."
+            )
+        return rows[np.argsort(order)] if np.ndim(rows) else rows
+
+    return outputs.map(lambda value: map_nested(sort_rows, value))

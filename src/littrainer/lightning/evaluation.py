@@ -16,7 +16,7 @@ from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_da
 from littrainer.data.sharding import get_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import gather_across_processes
-from littrainer.evaluation.loop import BatchOutputs, CollectedOutputs, select_main_input
+from littrainer.evaluation.gathering import BatchOutputs, CollectedOutputs, select_main_input
 from littrainer.evaluation.streaming import StreamingMetrics, find_task_facts
 from littrainer.lightning.arguments import ArgumentsUnderLightning
 from littrainer.lightning.preparation import get_model_inputs
@@ -161,7 +161,7 @@ class LoaderEvaluation(CollectedOutputs):
         if self.streaming is not None:
             self.update_streaming(outputs, rows)
             outputs = BatchOutputs(losses=outputs.losses)
-        gathered = BatchOutputs(*(None if value is None else self._gather(value) for value in outputs))
+        gathered = outputs.map(self._gather)
         self.collect(gathered if rows is None else gathered.first_rows(rows))
         self.batches_done += 1
         self.move_to_host_if_due()

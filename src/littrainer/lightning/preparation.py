@@ -22,7 +22,7 @@ from littrainer.model.facts import read_model_facts
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
-from littrainer.strategies.mixed_precision import AUTOCAST_DTYPES
+from littrainer.strategies.model_wrapping import AUTOCAST_DTYPES
 
 UNKNOWN_LENGTH = (
     "The number of steps is unknown: the loader has no length, or training has no end. Give "

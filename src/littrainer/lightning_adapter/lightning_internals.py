@@ -1,4 +1,8 @@
-"""Uses of protected names of Lightning; tests/lightning_adapter fails if a release changes one of them."""
+"""Uses of protected names of Lightning; tests/lightning_adapter fails if a release changes one of them.
+
+Protected members of base classes, which subclasses of strategies and plugins use, are in a table of
+tests/lightning_adapter/test_known_releases.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,11 +21,16 @@ from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.call import _call_callback_hooks
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
+from littrainer.callbacks.lightning_callbacks import is_lightning_class
+
 # Calls `on_validation_end` of callbacks that monitor metrics (True), or of the others (False).
 EndOfValidation = Callable[[bool], None]
 
 # Above any user's limit_val_batches.
 MAX_BATCH_LIMIT = 2**32
+
+# Reading the entry points of packages takes 10,400 of the 12,000 Python calls of building a `lightning.Trainer`.
+registry.entry_points = functools.cache(registry.entry_points)
 
 
 class _ValidationInsideFit(_EvaluationLoop):
@@ -43,18 +51,13 @@ class _ValidationInsideFit(_EvaluationLoop):
         self.trainer._logger_connector.reset_results()
 
 
-def evaluate_inside_fit(
-    lightning_trainer: pl.Trainer, batches: Iterable[Any], on_interrupt: Callable[[], None] = lambda: None
-) -> EndOfValidation:
+def evaluate_inside_fit(lightning_trainer: pl.Trainer, batches: Iterable[Any]) -> EndOfValidation:
     """Run Lightning's evaluation loop within a hook of fit.
 
-    Parameters:
-        on_interrupt: called if an error ends the loop before the epoch-end hooks.
+    Lightning validates inside fit only at intervals of micro-batches. So a new loop replaces fit's for one run.
 
     Returns:
         the caller of `on_validation_end`, for when the metrics are computed.
-
-    Lightning validates inside fit only at intervals of micro-batches. So a new loop replaces fit's for one run.
     """
     loop = _ValidationInsideFit(
         lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
@@ -65,7 +68,7 @@ def evaluate_inside_fit(
             loop.run()
         except BaseException:
             if loop.is_open:
-                on_interrupt()
+                _restore_trained_weights(lightning_trainer)
             raise
         finally:
             # The fetcher would keep the `lightning.Trainer` alive.
@@ -76,6 +79,13 @@ def evaluate_inside_fit(
             _call_callback_hooks(lightning_trainer, "on_validation_end", monitoring_callbacks=is_monitoring)
 
     return end
+
+
+def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
+    # Training may continue after a signal.
+    for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
+        if is_lightning_class(callback, "WeightAveraging"):
+            callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 @contextmanager
@@ -133,13 +143,8 @@ def set_validation_enabled(lightning_trainer: pl.Trainer, module: pl.LightningMo
 
 def set_displayed_batch_count(lightning_trainer: pl.Trainer, number: float) -> None:
     """Set the number of batches that progress bars show, after the loop's data setup."""
-    loop: Any
-    if lightning_trainer.predicting:
-        loop, name = lightning_trainer.predict_loop, "max_batches"
-    elif lightning_trainer.state.fn == TrainerFn.FITTING:
-        loop, name = lightning_trainer.fit_loop.epoch_loop.val_loop, "_max_batches"
-    else:
-        loop, name = lightning_trainer.validate_loop, "_max_batches"
+    loop: Any = lightning_trainer._active_loop
+    name = "max_batches" if lightning_trainer.predicting else "_max_batches"
     limits = getattr(loop, name)
     # The loop keeps the old list as its limit.
     setattr(loop, name, [number if limit > MAX_BATCH_LIMIT else min(limit, number) for limit in limits])
@@ -171,10 +176,7 @@ def log_for_dataloader(lightning_trainer: pl.Trainer, index: int, position: int)
 
 
 def restore_progress(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
-    fit_loop = lightning_trainer.fit_loop
-    for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
-        progress.ready = progress.completed = epochs
-        progress.started = progress.processed = epochs  # type: ignore[attr-defined]
+    lightning_trainer.fit_loop.epoch_progress.increment_by(epochs)
     set_optimizer_step_count(lightning_trainer, optimizer_steps)
 
 
@@ -232,22 +234,9 @@ def disable_auto_resume(lightning_trainer: pl.Trainer) -> None:
     connector._ckpt_path = None
 
 
-@functools.cache
-def _cached_entry_points(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
-
-
-@contextmanager
-def cached_entry_points() -> Iterator[None]:
-    """Cache entry points of packages, which take 10,400 of 12,000 Python calls of building a `lightning.Trainer`."""
-    entry_points_before = registry.entry_points
-    registry.entry_points = _cached_entry_points  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        # Otherwise the thread that entered before restores the function.
-        if entry_points_before is not _cached_entry_points:
-            registry.entry_points = entry_points_before
+def has_registered_callbacks() -> bool:
+    """Return whether an installed package adds callbacks to each `lightning.Trainer`."""
+    return bool(registry.entry_points(group="lightning.pytorch.callbacks_factory"))
 
 
 def disable_signal_handling(lightning_trainer: pl.Trainer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import sys
@@ -35,7 +34,6 @@ from littrainer.checkpoint.lightning_io import add_checkpoint_io, save_on_all_ra
 from littrainer.data.limits import LIMIT_KEYWORDS
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
-    cached_entry_points,
     disable_auto_resume,
     disable_signal_handling,
     restore_progress,
@@ -93,6 +91,7 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
     "inference_mode": "evaluation runs under no_grad",
 }
+ACCEPTED_KEYWORDS = frozenset(inspect.signature(pl.Trainer).parameters)
 # Never validates, but lets callbacks read metrics after evaluations.
 NEVER_VALIDATE = 2**62
 # For streams, whose number of epochs is about sys.maxsize.
@@ -199,13 +198,13 @@ def _prepare_callbacks(callbacks: list[Callback], run: TrainingRun, keywords: di
 def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
     for name in LIMIT_KEYWORDS:
         keywords.pop(name, None)
-    accepted = _get_keywords(pl.Trainer)
     for name in keywords:
-        if name not in accepted:
+        if name not in ACCEPTED_KEYWORDS:
             raise TypeError(
-                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggest_name(name, accepted)})."
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer "
+                f"({suggest_name(name, ACCEPTED_KEYWORDS)})."
             )
-    with quiet_lightning(), cached_entry_points():
+    with quiet_lightning():
         try:
             lightning_trainer = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
@@ -217,11 +216,6 @@ def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Traine
     disable_signal_handling(lightning_trainer)
     disable_auto_resume(lightning_trainer)
     return lightning_trainer
-
-
-@functools.cache
-def _get_keywords(cls: type) -> frozenset[str]:
-    return frozenset(inspect.signature(cls).parameters)
 
 
 def to_list(value: Any) -> list[Any]:

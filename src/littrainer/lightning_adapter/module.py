@@ -380,7 +380,7 @@ class AfterUserCallbacks(_Events):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep a stop request of a checkpoint, with which Lightning would not begin."""
-        self._note_stop(trainer)
+        self._note_stop(trainer, is_due=False)
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -400,25 +400,23 @@ class AfterUserCallbacks(_Events):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        self._note_stop(trainer)
-        if self._is_stop_requested and batch.closes_window:
-            self.run.step.trainer.control.should_training_stop = True
+        self._note_stop(trainer, is_due=batch.closes_window)
         self.run.step.end_micro_batch(batch)
         self._stop_if_requested(trainer)
 
     @convert_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._note_stop(trainer)
-        if self._is_stop_requested:
-            self.run.step.trainer.control.should_training_stop = True
         self.run.end_epoch()
         self._stop_if_requested(trainer)
 
-    def _note_stop(self, pl_trainer: pl.Trainer) -> None:
+    def _note_stop(self, pl_trainer: pl.Trainer, is_due: bool = True) -> None:
         # Lightning would stop within the window.
         if pl_trainer.should_stop:
             self._is_stop_requested = True
             pl_trainer.should_stop = False
+        if self._is_stop_requested and is_due:
+            self.run.step.trainer.control.should_training_stop = True
 
     def _stop_if_requested(self, pl_trainer: pl.Trainer) -> None:
         if self.run.step.trainer.control.should_training_stop:

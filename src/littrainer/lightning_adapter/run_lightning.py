@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.lightning_callbacks import is_lightning_class
 from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import get_lightning_keywords
 from littrainer.data.workers import shut_down_workers
 from littrainer.distributed.failures import name_failed_process
-from littrainer.lightning_adapter.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.lightning_adapter.trainer_context import TrainerContext
 from littrainer.loop.batch_errors import note_reading_errors
 from littrainer.runtime.interruptions import PythonInterruptions
@@ -69,8 +71,40 @@ def import_lightning() -> None:
 
 
 def _import_all() -> None:
-    with torchmetrics_on_demand():
-        import littrainer.lightning_adapter.lightning_trainer  # noqa: F401
+    if "torchmetrics" not in sys.modules:
+        _import_base_classes_of_torchmetrics()
+    import littrainer.lightning_adapter.lightning_trainer  # noqa: F401
+
+
+def _import_base_classes_of_torchmetrics() -> None:
+    """Import the two classes of torchmetrics that Lightning needs; the first use of another name runs the package.
+
+    The package imports scipy and models of transformers too, which takes longer than `import torch`.
+    """
+    spec: Any = importlib.util.find_spec("torchmetrics")
+    package: Any = importlib.util.module_from_spec(spec)
+    lock, pending = threading.RLock(), [spec.loader]
+
+    def run_package() -> dict[str, Any]:
+        with lock:
+            if pending:
+                pending.pop().exec_module(package)
+        return vars(package)
+
+    def find_name(name: str) -> Any:
+        try:
+            return run_package()[name]
+        except KeyError:
+            raise AttributeError(f"module 'torchmetrics' has no attribute {name!r}") from None
+
+    # Functions with these names are called for missing attributes, and by `dir`.
+    vars(package).update(__getattr__=find_name, __dir__=lambda: [*run_package()])
+    package.__version__, package._logger = version("torchmetrics"), logging.getLogger("torchmetrics")
+    sys.modules["torchmetrics"] = package
+    # First, since the base class and its utilities import each other.
+    importlib.import_module("torchmetrics.utilities")
+    package.Metric = importlib.import_module("torchmetrics.metric").Metric
+    package.MetricCollection = importlib.import_module("torchmetrics.collections").MetricCollection
 
 
 def fit(trainer: TrainerContext, run: TrainingRun) -> None:
@@ -115,7 +149,7 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
             else:
-                _evaluate_inside_fit(trainer, running.trainer, evaluation)
+                _evaluate_inside_fit(trainer, evaluation)
     finally:
         state.evaluation = outer
 
@@ -125,8 +159,10 @@ def _has_listeners(trainer: TrainerContext) -> bool:
     if get_lightning_keywords(trainer):
         return True
     if running is None:
+        from littrainer.lightning_adapter.lightning_internals import has_registered_callbacks
+
         # Outside of fit, evaluations also call `setup` and `teardown`.
-        return bool(trainer.lightning_callbacks)
+        return bool(trainer.lightning_callbacks) or has_registered_callbacks()
     from littrainer.lightning_adapter.fast_training_loop import overrides_hook
     from littrainer.lightning_adapter.module import get_user_callbacks
 
@@ -135,12 +171,10 @@ def _has_listeners(trainer: TrainerContext) -> bool:
     )
 
 
-def _evaluate_inside_fit(trainer: TrainerContext, lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> None:
+def _evaluate_inside_fit(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
     from littrainer.lightning_adapter.lightning_internals import evaluate_inside_fit
 
-    end = evaluate_inside_fit(
-        lightning_trainer, BatchStream(evaluation), lambda: _restore_trained_weights(lightning_trainer)
-    )
+    end = evaluate_inside_fit(trainer.session.lightning.module.trainer, BatchStream(evaluation))
     trainer.deferred_validation_end.add(end)
 
 
@@ -246,13 +280,6 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
         # `isinstance` would make a shared logger look up its run.
         if type(logger) is HistoryLogger:
             logger.add_to_history()
-
-
-def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
-    # Training may continue after a signal.
-    for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
-        if is_lightning_class(callback, "WeightAveraging"):
-            callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 def is_lightning_callback(callback: Any) -> bool:

@@ -12,7 +12,7 @@ from littrainer.data.loaders import move_batch
 from littrainer.data.packing import PackedCollator
 from littrainer.loop.loss_normalization import preserve_model_state
 from littrainer.model.facts import base_model, is_causal_lm, read_model_facts
-from littrainer.strategies.mixed_precision import HALF_TYPES
+from littrainer.strategies.model_wrapping import HALF_TYPES
 
 TOKENS = 8
 # Relative tolerances of logits in single and half precision: with another document before, and alone.

@@ -13,7 +13,7 @@ from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, Shardin
 from littrainer.distributed.layout import get_sharding_sizes
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.fsdp2 import find_ignored_modules, find_layer_classes
-from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype
+from littrainer.strategies.model_wrapping import autocast_forward, get_autocast_dtype
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:
@@ -59,18 +59,6 @@ class ResidentFSDP1Strategy(InPlaceStrategy, FSDPStrategy):
         """Create the optimizer without Lightning's check for flat parameters."""
         self._reset_optimizers_and_schedulers()
         super(FSDPStrategy, self).setup_optimizers(trainer)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_module("training_step", *args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_module("validation_step", *args, **kwargs)
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_module("predict_step", *args, **kwargs)
-
-    def _call_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.lightning_module, name)(*args, **kwargs)
 
 
 def get_fsdp1_keywords(args: Any, model: nn.Module) -> dict[str, Any]:

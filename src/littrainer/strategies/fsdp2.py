@@ -185,14 +185,14 @@ def find_wrapped_layers(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]
     """Return the layers that the plan wraps, inner layers first."""
     if plan.auto_wrap_policy == NO_WRAP:
         return []
-    holders = _ParameterHolders(model)
+    are_exclusive = _find_exclusive(model)
     if plan.auto_wrap_policy == SIZE_BASED:
-        return _choose_by_size(model, plan.min_num_params, holders)
+        return _choose_by_size(model, plan.min_num_params, are_exclusive)
     classes = find_layer_classes(model, plan)
     return [
         module
         for module in iterate_bottom_up(model)
-        if module is not model and type(module) in classes and holders.are_exclusive([module])
+        if module is not model and type(module) in classes and are_exclusive(module)
     ]
 
 
@@ -218,13 +218,13 @@ def find_units(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
     units = [Unit((layer,)) for layer in layers]
     if plan.auto_wrap_policy != TRANSFORMER_BASED or not layers:
         return units
-    holders = _ParameterHolders(model)
+    are_exclusive = _find_exclusive(model)
     in_layers = {id(module) for layer in layers for module in layer.modules()}
     embedding = _get_embedding(model, "get_input_embeddings")
-    if embedding is not None and id(embedding) not in in_layers and holders.are_exclusive([embedding]):
+    if embedding is not None and id(embedding) not in in_layers and are_exclusive(embedding):
         units.append(Unit((embedding,)))
     norm, head = _find_last_norm(model), _get_embedding(model, "get_output_embeddings")
-    if norm is None or head is None or {id(head), id(norm)} & in_layers or not holders.are_exclusive([head, norm]):
+    if norm is None or head is None or {id(head), id(norm)} & in_layers or not are_exclusive(head, norm):
         return units
     # Forward ends, and backward begins, with this unit, so it does not reshard. The norm's forward gathers the head's
     # weight, which some losses read without calling the head.
@@ -267,32 +267,29 @@ def iterate_bottom_up(model: nn.Module) -> Iterator[nn.Module]:
     return walk(model)
 
 
-class _ParameterHolders:
-    """Index of the modules that hold each parameter: all holders must be in a unit."""
+def _find_exclusive(model: nn.Module) -> Callable[..., bool]:
+    """Return a function whether modules have parameters that no other module holds, as those of a unit must."""
+    holders: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            holders.setdefault(id(parameter), set()).add(id(module))
 
-    def __init__(self, model: nn.Module):
-        self._holders: dict[int, set[int]] = {}
-        for module in model.modules():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    self._holders.setdefault(id(parameter), set()).add(id(module))
-
-    def are_exclusive(self, modules: Iterable[nn.Module]) -> bool:
-        """Return whether the modules have parameters that no other module holds."""
-        modules = list(modules)
+    def are_exclusive(*modules: nn.Module) -> bool:
         inside = {id(submodule) for module in modules for submodule in module.modules()}
-        holders = [self._holders[id(parameter)] for module in modules for parameter in module.parameters()]
-        return bool(holders) and all(ids <= inside for ids in holders)
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        return bool(parameters) and all(holders[id(parameter)] <= inside for parameter in parameters)
+
+    return are_exclusive
 
 
-def _choose_by_size(model: nn.Module, min_elements: int, holders: _ParameterHolders) -> list[nn.Module]:
+def _choose_by_size(model: nn.Module, min_elements: int, are_exclusive: Callable[..., bool]) -> list[nn.Module]:
     chosen: list[nn.Module] = []
     covered: set[int] = set()
     for module in iterate_bottom_up(model):
         if module is model or isinstance(module, CONTAINERS):
             continue
         remaining = [parameter for parameter in module.parameters() if id(parameter) not in covered]
-        if sum(parameter.numel() for parameter in remaining) >= min_elements and holders.are_exclusive([module]):
+        if sum(parameter.numel() for parameter in remaining) >= min_elements and are_exclusive(module):
             chosen.append(module)
             covered.update(map(id, remaining))
     return chosen

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from littrainer.distributed.collectives import get_full_tensor, get_rank, get_world_size
+from littrainer.distributed.collectives import broadcast_object, get_full_tensor, get_rank, get_world_size
 from littrainer.model.traversal import list_modules
 from littrainer.optim.parameter_groups import GROUP_INDEX
 from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
@@ -159,9 +159,8 @@ def convert_to_param_ids(model: nn.Module, optimizer: Any, state: Mapping[str, A
     groups = optimizer.param_groups
     if not is_keyed_by_name(state):
         names_by_group = _get_unsharded_groups(model, groups)
-        stored = state.get("param_groups")
-        sizes = [len(names) for names in names_by_group]
-        if not isinstance(stored, list) or sizes != [_count_members(group) for group in stored]:
+        stored = state.get("param_groups") or ()
+        if [len(names) for names in names_by_group] != [len(group["params"]) for group in stored]:
             return dict(state)
         state = key_by_name(state, [name for names in names_by_group for name in names])
     converted = key_by_id(state, get_optimizer_parameter_names(model, optimizer))
@@ -215,10 +214,6 @@ def _regroup(groups: list[dict[str, Any]], sizes: list[int]) -> list[dict[str, A
     return regrouped
 
 
-def _count_members(group: Any) -> int | None:
-    return len(group["params"]) if isinstance(group, Mapping) and isinstance(group.get("params"), list) else None
-
-
 def _get_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", GROUP_INDEX)}
 
@@ -264,10 +259,7 @@ def _broadcast_without_tensors(state: dict[str, Any]) -> dict[str, Any]:
             for param_id, entries in state.get("state", {}).items()
         },
     }
-    box: list[Any] = [skeleton]
-    if get_world_size() > 1:
-        dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return broadcast_object(skeleton)
 
 
 def _broadcast_tensor(value: torch.Tensor | None, spec: _TensorSpec, parameter: torch.Tensor) -> torch.Tensor:

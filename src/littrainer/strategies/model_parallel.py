@@ -22,7 +22,7 @@ from littrainer.distributed.layout import (
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.strategies.fsdp2 import find_ignored_parameters, shard
 from littrainer.strategies.full_state import reshard_gathered, shard_like
-from littrainer.strategies.mixed_precision import get_autocast_dtype
+from littrainer.strategies.model_wrapping import get_autocast_dtype
 from littrainer.strategies.single_device import InPlaceStrategy, LaunchedProcesses, block_backward_sync
 
 if TYPE_CHECKING:

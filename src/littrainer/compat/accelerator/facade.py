@@ -37,8 +37,13 @@ from littrainer.optim.stepping import clip_gradient_norm
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import truncate_nested
 from littrainer.strategies.full_state import get_full_state_dict, is_sharded
-from littrainer.strategies.mixed_precision import autocast_forward, get_autocast_dtype, restore_forward
-from littrainer.strategies.model_wrapping import get_compile_keywords, is_compiled
+from littrainer.strategies.model_wrapping import (
+    autocast_forward,
+    get_autocast_dtype,
+    get_compile_keywords,
+    is_compiled,
+    restore_forward,
+)
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
