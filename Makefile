@@ -3,7 +3,7 @@
 # make test-all  run all tests, those of unchanged scripts of TRL, sentence-transformers, setfit and PEFT among them
 # make test-libraries  of these the ones of the unchanged scripts
 # make soak    run what takes longer still, hours: damages, 50 kills, full disks (as root), 100 sequences of layouts,
-#              50 runs that come back by themselves, 200 runs at an address, verified and failing scripts, 26 scripts
+#              50 runs that come back by themselves, 200 runs at an address, verified examples, 26 scripts
 #              that fail late and the examples, delays that log_speed finds, 480 random orders of calls
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
