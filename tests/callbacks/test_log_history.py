@@ -39,19 +39,13 @@ def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
     }
 
 
-def test_notes_name_invalid_entries_and_values() -> None:
+def test_notes_name_values_that_are_not_finite() -> None:
     entries = [{"step": step, "loss": math.nan if step > 1 else 1.0} for step in range(1, 9)]
     assert parse_log_history(entries).notes == [
         "loss (training): 7 of 8 values are nan or infinite, at step 2, 3, 4, 5, 6 and 2 more."
     ]
-    history = parse_log_history(
-        [{"loss": 1.0}, "text", {"step": "3"}, {"step": 1, "loss": 1.0, "remark": "a", "flag": True}]
-    )
-    assert list(history.curves) == [("loss", TRAINING)]
-    assert history.notes == [
-        "3 of 4 entries of log_history are left out: they have no step.",
-        "Not drawn, since they hold no number: remark, flag.",
-    ]
+    history = parse_log_history([{"step": 1, "loss": 1.0, "remark": "a", "flag": True}])
+    assert list(history.curves) == [("loss", TRAINING)] and history.notes == []
 
 
 def test_logs_with_input_tokens_do_not_end_the_training() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from littrainer.checkpoint import verification
 from littrainer.checkpoint.checksums import write_manifest
-from littrainer.checkpoint.verification import damage_in, edits_in
+from littrainer.checkpoint.verification import damage_in, list_edits
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
 
@@ -58,7 +58,7 @@ def test_files_that_no_resume_reads_may_change(ours: Path) -> None:
     (ours / "training_args.bin").unlink()
     (ours / ".cache").mkdir()
     (ours / ".cache" / "download").touch()
-    assert damage_in(ours) == edits_in(ours) == []
+    assert damage_in(ours) == list_edits(ours) == []
 
 
 def replace_by_shards(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_edits_of_a_complete_checkpoint_are_no_damage(
     edit(ours)
     assert damage_in(ours) == []
     edits = [f"{name} {how}" for how, names in expected.items() for name in names]
-    assert sorted(edits_in(ours)) == sorted(edits)
+    assert sorted(list_edits(ours)) == sorted(edits)
 
 
 DAMAGED_TEXTS: dict[str, tuple[str, bytes, str]] = {

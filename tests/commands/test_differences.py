@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from littrainer.callbacks.log_history import collect_logged_values
-from littrainer.commands.differences import load_saved_weights, weight_gaps
+from littrainer.commands.differences import compute_weight_gaps, load_saved_weights
 from tests.fidelity.first_difference import first_difference
 from tests.fidelity.record import plain
 
@@ -77,8 +77,8 @@ def test_gaps_of_complex_empty_and_nan_weights_are_computed() -> None:
         "nothing": torch.empty(0, dtype=torch.bfloat16),
         "mask": left["mask"].double(),
     }
-    assert weight_gaps(left, right) == {"phase": 2.0, "nothing": 0.0, "mask": 0.0}
-    assert weight_gaps(left, {"phase": torch.zeros(3)}) == dict.fromkeys(left, math.inf)
+    assert compute_weight_gaps(left, right) == {"phase": 2.0, "nothing": 0.0, "mask": 0.0}
+    assert compute_weight_gaps(left, {"phase": torch.zeros(3)}) == dict.fromkeys(left, math.inf)
 
 
 def test_weights_of_several_adapters_are_loaded_and_non_tensors_are_skipped(tmp_path: Path) -> None:

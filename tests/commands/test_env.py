@@ -7,7 +7,7 @@ import pytest
 
 from littrainer.cli import main
 from littrainer.commands import env
-from littrainer.commands.env import HIDDEN, findings, variables
+from littrainer.commands.env import HIDDEN, find_problems, select_variables
 from tests.compat.processes import facts_of, run_python
 
 SECTIONS = ["littrainer", "findings", "packages", "torch", "accelerate's configuration", "environment variables"]
@@ -60,10 +60,10 @@ def test_the_text_is_markdown_with_accelerates_configuration_and_without_the_hom
 
 
 def test_missing_and_unsupported_packages_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [finding for finding in findings() if "is outside" in finding] == []
+    assert [finding for finding in find_problems() if "is outside" in finding] == []
     requirements = ['torch>1; extra == "old"', "torch>=2,<2.1", "absent>=1", 'torch==9; extra == "test"']
     monkeypatch.setattr(env, "requires", lambda name: requirements)
-    assert list(findings()) == [
+    assert list(find_problems()) == [
         f"torch {TORCH} is outside what littrainer supports: pip install 'torch<2.1,>=2'",
         "absent is not installed, and littrainer needs it: pip install 'absent>=1'",
     ]
@@ -87,5 +87,5 @@ SECRETS = {
 
 
 def test_only_variables_that_change_a_training_are_shown_and_secrets_are_hidden() -> None:
-    result: dict[str, Any] = variables({**SHOWN, **SECRETS, "PATH": "/bin", "EDITOR": "vi"})
+    result: dict[str, Any] = select_variables({**SHOWN, **SECRETS, "PATH": "/bin", "EDITOR": "vi"})
     assert result == {**SHOWN, **dict.fromkeys(SECRETS, HIDDEN)}

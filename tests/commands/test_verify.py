@@ -20,7 +20,7 @@ from tests.docs.blocks import ROOT
 from tests.docs.markdown_links import anchors_of
 
 from .report_folders import write_state
-from .verified_scripts import PLANTED, SCRIPT, is_equal, is_named, write_script
+from .verified_scripts import SCRIPT, is_equal
 from .verified_scripts import verify as run_verify
 
 # ---- Output for two sides, each of which may run twice ---------------------------------------------------------------
@@ -165,9 +165,11 @@ def test_a_script_is_equal_bit_for_bit_and_leaves_the_users_folder_alone(tmp_pat
 
 @pytest.mark.usefixtures("transformers")
 def test_a_script_with_a_planted_difference_is_told_its_step_and_cause(tmp_path: Path) -> None:
-    planted = PLANTED["other weights at step 6"]
-    done = run_verify(tmp_path, write_script(tmp_path, planted))
-    assert is_named(done, planted), done.stdout + done.stderr
+    planted = "if ON_LIGHTNING and state.global_step == 5: model.head.bias.data[0] += 0.5"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("#STEP", planted))
+    done = run_verify(tmp_path, tmp_path / "train.py")
+    pattern = r"first at step 6, after 20 equal values[^$]*loss: [^$]*a step in the middle"
+    assert done.returncode == 1 and re.search(pattern, done.stdout), done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("transformers")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.deepspeed.variants import VARIANTS
-from tests.distributed.together import start_processes, wait_for_processes
+from tests.distributed.process_launch import start_processes, wait_for_processes
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.once_per_session import run_once
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.together import PROCESSES, run_in_processes
+from tests.distributed.process_launch import PROCESSES, run_in_processes
 from tests.scenarios.once_per_session import run_once
 
 Check = Callable[[Path], None]

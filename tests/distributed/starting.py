@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.compat.processes import environment
 from tests.distributed.launchers import PREFIXES, PYTORCH_VARIABLES
-from tests.distributed.together import start_processes
+from tests.distributed.process_launch import start_processes
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 
 # Writes the facts about processes that a script sees before its Trainer to facts0.json or facts1.json.

@@ -12,7 +12,7 @@ import pytest
 
 from littrainer.distributed import collectives
 from littrainer.distributed.failures import LostProcess
-from tests.distributed.together import start_processes
+from tests.distributed.process_launch import start_processes
 from tests.scenarios.once_per_session import run_once
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 

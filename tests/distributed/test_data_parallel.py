@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed import training_process
 from tests.distributed.checks import assert_passed, run_checks_in_processes
-from tests.distributed.together import PROCESSES
+from tests.distributed.process_launch import PROCESSES
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from tests.distributed import evaluating_process
 from tests.distributed.checks import assert_passed, run_checks_in_processes
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
-from tests.distributed.together import read_results
+from tests.distributed.process_launch import read_results
 from tests.scenarios.once_per_session import run_once
 
 

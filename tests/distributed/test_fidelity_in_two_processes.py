@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.fidelity_process import PLAN
-from tests.distributed.together import start_processes
+from tests.distributed.process_launch import start_processes
 from tests.fidelity.cases import several_processes_data
 from tests.fidelity.conftest import RUNS
 from tests.fidelity.first_difference import first_difference

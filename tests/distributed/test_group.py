@@ -12,8 +12,8 @@ import torch.distributed as dist
 from littrainer import Trainer, TrainingArguments
 from littrainer.distributed.group import RendezvousError, choose_backend, ensure_process_group
 from tests.distributed.launchers import set_only
+from tests.distributed.process_launch import find_free_port
 from tests.distributed.starting import run_by_hand
-from tests.distributed.together import find_free_port
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from tests.distributed import precision_process
 from tests.distributed.precision_process import LOGGED, MODES, OVERFLOW_STEP, SCALE, STRATEGIES
-from tests.distributed.together import run_once_in_processes
+from tests.distributed.process_launch import run_once_in_processes
 
 Results = list[dict[str, Any]]
 all_runs = pytest.mark.parametrize("run", [f"{strategy} {mode}" for strategy in STRATEGIES for mode in MODES])

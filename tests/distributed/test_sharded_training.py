@@ -14,8 +14,8 @@ from littrainer.checkpoint.reader import read_optimizer_state
 from littrainer.checkpoint.sharded_files import read_fsdp_weights
 from littrainer.checkpoint.verification import damage_in, readable_manifest
 from tests.distributed import sharded_process
+from tests.distributed.process_launch import read_results, run_in_processes
 from tests.distributed.sharded_process import CHECKS, STEPS, create_adapter, curve, llama, make_trainer
-from tests.distributed.together import read_results, run_in_processes
 from tests.scenarios.once_per_session import run_once
 
 TOLERANCE = 1e-6

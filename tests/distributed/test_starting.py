@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.process_launch import find_free_port
 from tests.distributed.starting import FACTS, SPAWNING, TRAINING, run, run_by_hand
-from tests.distributed.together import find_free_port
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.distributed import tensor_parallel_process
+from tests.distributed.process_launch import run_in_processes
 from tests.distributed.tensor_parallel_process import (
     CHECKS,
     EVALUATED_ROWS,
@@ -20,7 +21,6 @@ from tests.distributed.tensor_parallel_process import (
     make_trainer,
     train_replicas,
 )
-from tests.distributed.together import run_in_processes
 from tests.scenarios.once_per_session import run_once
 
 TOLERANCE = 1e-6

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from tests.distributed.together import find_free_port
+from tests.distributed.process_launch import find_free_port
 from tests.scenarios.data import Rows, SizedStream
 
 FEATURES = 3

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.together import find_free_port, wait_for_processes
+from tests.distributed.process_launch import find_free_port, wait_for_processes
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS

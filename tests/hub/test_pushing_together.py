@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.together import run_in_processes
+from tests.distributed.process_launch import run_in_processes
 from tests.hub.runs import files_below
 from tests.hub.server import Hub
 from tests.hub.test_pushing import CHECKPOINT_STRATEGIES, below

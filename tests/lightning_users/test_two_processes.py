@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer import TransformersModule, set_seed
-from tests.distributed.together import PROCESSES, run_once_in_processes
+from tests.distributed.process_launch import PROCESSES, run_once_in_processes
 from tests.lightning_users import two_processes
 from tests.lightning_users.curves import EPOCHS
 from tests.lightning_users.two_processes import EVALUATED_ROWS, SAVED_AFTER

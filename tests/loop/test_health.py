@@ -1,4 +1,4 @@
-"""Non-finite numbers in a training; tests/faults/numbers.py has random ones."""
+"""Non-finite numbers in a training."""
 
 from __future__ import annotations
 

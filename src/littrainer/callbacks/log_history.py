@@ -50,7 +50,7 @@ class History:
         curves: (metric, source) -> points in the order of their steps; the source is `TRAINING`, `EVALUATION` or the
             name of an evaluation set.
         summary: metrics of the whole training.
-        notes: sentences about missing or non-finite values.
+        notes: sentences about non-finite values.
     """
 
     curves: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
@@ -71,42 +71,30 @@ class History:
 
 
 def parse_log_history(entries: list[Any]) -> History:
-    """Sort the entries of a `log_history` into curves, with notes about invalid entries."""
-    history = History()
-    valid = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
-    if len(valid) < len(entries):
-        history.notes.append(
-            f"{len(entries) - len(valid)} of {len(entries)} entries of log_history are left out: they have no step."
-        )
-    sources = find_evaluation_sources(valid)
+    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite."""
+    history, sources = History(), find_evaluation_sources(entries)
     curves: dict[tuple[str, str], list[Point]] = {}
     has_ended = False
-    no_numbers: dict[str, None] = {}
-    for entry in valid:
+    for entry in entries:
         epoch = entry["epoch"] if _is_number(entry.get("epoch")) and math.isfinite(entry["epoch"]) else None
         history.last_epoch = history.last_epoch if epoch is None else epoch
         ends_training = END_OF_TRAINING_METRIC in entry
         has_ended = ends_training or (has_ended and "loss" not in entry)
         for name, value in entry.items():
-            if name in ("step", "epoch") or (name in NO_METRICS and not ends_training):
+            is_total = name in NO_METRICS and not ends_training
+            if name in ("step", "epoch") or is_total or not _is_number(value):
                 continue
-            if not _is_number(value):
-                no_numbers[name] = None
-            elif ends_training:
+            if ends_training:
                 history.summary[name] = value
             elif not any(part in name for part in MEMORY_PARTS):
                 point = Point(entry["step"], value, epoch, has_ended)
                 curves.setdefault(_split_metric(name, sources), []).append(point)
     history.curves = {key: sorted(points, key=lambda point: point.step) for key, points in curves.items()}
-    if no_numbers:
-        history.notes.append(f"Not drawn, since they hold no number: {listed(no_numbers, MAX_LISTED)}.")
     for (metric, source), points in history.curves.items():
         steps = [point.step for point in points if not math.isfinite(point.value)]
         if steps:
-            count = f"{len(steps)} of {len(points)} values"
-            history.notes.append(
-                f"{metric} ({source}): {count} are nan or infinite, at step {listed(steps, MAX_LISTED)}."
-            )
+            count = f"{len(steps)} of {len(points)} values are nan or infinite"
+            history.notes.append(f"{metric} ({source}): {count}, at step {listed(steps, MAX_LISTED)}.")
     return history
 
 
@@ -125,9 +113,8 @@ def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
     """Return the logged values, by step and name, except time and memory."""
     values: dict[tuple[int, str], Any] = {}
     for entry in entries:
-        if isinstance(entry, dict) and type(entry.get("step")) is int:
-            names = [name for name in entry if name != "step" and not NOT_REPEATED.search(name)]
-            values |= {(entry["step"], name): entry[name] for name in names}
+        names = [name for name in entry if name != "step" and not NOT_REPEATED.search(name)]
+        values |= {(entry["step"], name): entry[name] for name in names}
     return values
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR, delete_folder, remove_if_empty
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, file_record, parse_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints, make_output_dir
-from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
+from littrainer.checkpoint.verification import damage_in, list_edits, readable_manifest
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, get_remote_url, is_inside
 
@@ -154,7 +154,7 @@ class RemoteRun:
             for file, record in manifest.files.items():
                 if not (staging / file).is_file() or file_record(staging / file) != record:
                     self.remote.download(f"{name}/{file}", staging / file)
-            if not (damage := damage_in(staging)) and not edits_in(staging):
+            if not (damage := damage_in(staging)) and not list_edits(staging):
                 return
         if damage:
             raise RemoteFolderError(

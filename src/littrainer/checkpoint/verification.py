@@ -64,7 +64,7 @@ _findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] 
 def damage_in(folder: Path) -> list[str]:
     """Return a sentence for each damaged file of a checkpoint; empty if it is intact.
 
-    Text files that a user edited or added are no damage (`edits_in`). Without a manifest, as in checkpoints of
+    Text files that a user edited or added are no damage (`list_edits`). Without a manifest, as in checkpoints of
     transformers, files are checked by their formats.
 
     Parameters:
@@ -73,7 +73,7 @@ def damage_in(folder: Path) -> list[str]:
     return list(_inspect(Path(folder)).damage)
 
 
-def edits_in(folder: Path) -> list[str]:
+def list_edits(folder: Path) -> list[str]:
     """Return files that were edited, added or removed since a checkpoint was written; empty without a manifest.
 
     Parameters:

@@ -37,7 +37,7 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             from littrainer.arguments.did_you_mean import unrecognized
 
-            self.error(unrecognized(unknown, option_names(self)))
+            self.error(unrecognized(unknown, list_option_names(self)))
         return options
 
 
@@ -79,7 +79,7 @@ def check_script(script: str) -> None:
         raise BadInput(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
 
 
-def option_names(parser: argparse.ArgumentParser) -> list[str]:
+def list_option_names(parser: argparse.ArgumentParser) -> list[str]:
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 

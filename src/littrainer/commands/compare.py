@@ -8,12 +8,12 @@ import re
 from collections.abc import Sequence
 
 from littrainer.arguments.shown_arguments import format_defaults, is_same
-from littrainer.checkpoint.layout import RUN_RECORD_NAME
+from littrainer.checkpoint.layout import RUN_RECORD_NAME, list_checkpoints
 from littrainer.checkpoint.weights import has_weights
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser
-from littrainer.commands.differences import LogComparison, compare_logs, load_saved_weights, weight_gaps
+from littrainer.commands.differences import LogComparison, compare_logs, compute_weight_gaps, load_saved_weights
 from littrainer.commands.report_charts import ABSENT, build_training_charts
-from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, identify_checkpoints, load_folders
+from littrainer.commands.report_folders import FIRST_WEIGHTS, Run, load_folders
 from littrainer.commands.report_page import Table, render_page
 from littrainer.runtime.atomic_files import write_atomically
 
@@ -83,14 +83,14 @@ def find_causes(left: Run, right: Run) -> list[tuple[str, str, str]]:
 
 def _compare_layers(left: Run, right: Run) -> tuple[str, dict[str, float]]:
     """Return the folders of the weights, and the largest difference in each layer."""
-    folders = [[run.folder, *reversed(identify_checkpoints(run.folder))] for run in (left, right)]
+    folders = [[run.folder, *list_checkpoints(run.folder)] for run in (left, right)]
     pairs = [*itertools.product(*(filter(has_weights, candidates) for candidates in folders))]
     if not pairs:
         return "", {}
     common = [pair for pair in pairs if pair[0].relative_to(left.folder) == pair[1].relative_to(right.folder)]
     first, second = [*common, *pairs][0]
     layers: dict[str, float] = {}
-    for weight, gap in weight_gaps(load_saved_weights(first), load_saved_weights(second)).items():
+    for weight, gap in compute_weight_gaps(load_saved_weights(first), load_saved_weights(second)).items():
         layer = LAYER.match(weight)[0]  # type: ignore[index]
         layers[layer] = max(layers.get(layer, 0.0), gap)
     return f"{first} and {second}", layers

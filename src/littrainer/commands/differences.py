@@ -44,19 +44,19 @@ def are_equal(left: Any, right: Any, tolerance: float = 0.0) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
-        return all(gap <= tolerance for gap in weight_gaps(left, right).values())
+        return all(gap <= tolerance for gap in compute_weight_gaps(left, right).values())
     if isinstance(left, float):
         return left == right or abs(left - right) <= tolerance or (math.isnan(left) and math.isnan(right))
     return bool(left == right)
 
 
-def largest_gaps(left: Logs, right: Logs) -> dict[str, float]:
+def find_largest_gaps(left: Logs, right: Logs) -> dict[str, float]:
     """Return the largest difference of each float, and of weights, by name; ignore nan."""
     gaps: dict[str, float] = {}
     for key, value in left.items():
         other = right.get(key)
         if isinstance(value, dict) and isinstance(other, dict):
-            gap = max(weight_gaps(value, other).values(), default=0.0)
+            gap = max(compute_weight_gaps(value, other).values(), default=0.0)
         else:
             gap = abs(value - other) if isinstance(value, float) and isinstance(other, float) else 0.0
         if gap > gaps.get(key[1], 0.0):
@@ -79,7 +79,7 @@ def load_saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def weight_gaps(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def compute_weight_gaps(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return the largest difference of each tensor; infinite if it is missing or its shape differs."""
     gaps = dict.fromkeys([*left, *right], math.inf)
     for name in left.keys() & right.keys():

@@ -65,14 +65,14 @@ def main(words: Sequence[str]) -> int:
     versions = {name: get_version(name) for name in PACKAGES}
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = ", ".join(name for name, version in versions.items() if not version)
-    problems = [*([torch["error"]] if "error" in torch else []), *findings()] or ["none"]
+    problems = [*([torch["error"]] if "error" in torch else []), *find_problems()] or ["none"]
     lines = [f"### littrainer {__version__}", "", f"- {Path(__file__).parents[1]}", "", "### findings", ""]
     lines += [f"- {' '.join(problem.split())}" for problem in problems]
     lines += ["", "### packages", "", f"- installed: {installed}", f"- not installed: {missing}"]
     sections = {
         "torch": torch,
         "accelerate's configuration": read_accelerate_configuration(),
-        "environment variables": variables(os.environ),
+        "environment variables": select_variables(os.environ),
     }
     for title, facts in sections.items():
         shown = [f"{name}: {value}" for name, value in facts.items()]
@@ -105,7 +105,7 @@ def get_version(name: str) -> str | None:
     return None
 
 
-def findings() -> Iterator[str]:
+def find_problems() -> Iterator[str]:
     """Yield missing packages and unsupported versions, with remedies."""
     if get_version(PACKAGE_NAME) is None:
         yield "littrainer is not installed as a package here, so that versions cannot be checked: install it"
@@ -133,7 +133,7 @@ def read_accelerate_configuration() -> dict[str, str]:
     return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
 
 
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
+def select_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may affect a training, without secrets."""
     set_here = {name: environment[name] for name in sorted(environment) if VARIABLES.fullmatch(name)}
     secrets = [value for name, value in environment.items() if _is_secret(name, value) and len(value) > 5]

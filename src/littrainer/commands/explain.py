@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from littrainer.arguments.destinations import DERIVED_KEYWORDS
 from littrainer.arguments.did_you_mean import unrecognized
 from littrainer.arguments.specifications import SPECS
-from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser, check_script, option_names
+from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser, check_script, list_option_names
 from littrainer.commands.output_dirs import remove_output_dirs
 from littrainer.commands.recorded_training import run_program
 
@@ -86,7 +86,7 @@ def _explain_arguments(command: CommandParser, words: list[str], as_code: bool) 
             for warning in caught:
                 print(f"littrainer explain: {warning.message}", file=sys.stderr)
             if unknown:
-                raise BadInput(unrecognized(unknown, [*option_names(command), *option_names(parser)]))
+                raise BadInput(unrecognized(unknown, [*list_option_names(command), *list_option_names(parser)]))
             print(render_program(args) if as_code else explain_trainer(_create_tiny_trainer(args), args, words), end="")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         raise BadInput(str(error)) from error

@@ -30,7 +30,6 @@ the best checkpoint, the environment, and the arguments that differ from their d
 each other and compared. The output_dir of a hyperparameter search shows its trials. The command also reads the folders
 that transformers wrote, and the metrics.csv that Lightning's CSVLogger wrote.
 """
-ABOUT_FOLDERS = "output_dir of a training or a search, or a checkpoint folder; also a URL, such as s3://bucket/run"
 ABOUT_OUTPUT = (
     "the page; the picture goes into the same folder (default: report.html in OUTPUT_DIR, or in the working directory "
     "for several, and for a URL)"
@@ -43,7 +42,9 @@ ABOUT_WATCH = (
 
 def main(words: Sequence[str]) -> int:
     parser = CommandParser("report", DESCRIPTION)
-    parser.add_argument("folders", nargs="+", metavar="OUTPUT_DIR", help=ABOUT_FOLDERS)
+    parser.add_argument(
+        "folders", nargs="+", metavar="OUTPUT_DIR", help="output_dir, checkpoint, or URL such as s3://bucket/run"
+    )
     parser.add_argument("-o", "--output", metavar="FILE.html", help=ABOUT_OUTPUT)
     parser.add_argument("--no-png", action="store_true", help="write the page alone")
     parser.add_argument("--watch", action="store_true", help=ABOUT_WATCH)
@@ -121,11 +122,7 @@ def _watch(options: argparse.Namespace) -> None:
 
 
 def _get_target(runs: list[Run], searches: list[Search], output: str | None) -> Path:
-    """Return the path of the page.
-
-    Raises:
-        BadInput: the path is unusable, or is a file that is no report.
-    """
+    """Return the path of the page; raise BadInput if it is unusable, or a file that is no report."""
     if output is not None:
         target = Path(output)
         if target.suffix.lower() not in PAGE_ENDINGS or target.is_dir() or not target.parent.is_dir():

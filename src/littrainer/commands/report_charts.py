@@ -70,7 +70,6 @@ class Chart:
         log, x_log: whether an axis is logarithmic by default.
         is_noisy: whether to offer smoothing.
         ticks: names of categories, the x values 0, 1, 2 ...
-        summary: description for screen readers.
     """
 
     title: str
@@ -82,7 +81,6 @@ class Chart:
     x_log: bool = False
     is_noisy: bool = False
     ticks: list[str] = field(default_factory=list)
-    summary: str = ""
 
 
 # ---- Trainings -------------------------------------------------------------------------------------------------------
@@ -98,18 +96,16 @@ def build_training_charts(runs: list[Run]) -> list[Chart]:
                 # Colors distinguish sources of a single run, else runs.
                 color, dash = (index, 0) if len(runs) == 1 else (number, index)
                 series += _build_series(run, metric, source, color, dash)
-        title = TITLES.get(metric, metric)
         available = {axis for curve in series for axis, x in curve.x.items() if any(value is not None for value in x)}
         charts.append(
             Chart(
-                title,
+                TITLES.get(metric, metric),
                 "training",
                 {axis: label for axis, label in TRAINING_AXES.items() if axis in available},
                 series,
                 "training",
                 log=metric not in ALWAYS_LINEAR and _should_be_logarithmic(series),
                 is_noisy=metric != LEARNING_RATE,
-                summary=f"{title}. {'; '.join(filter(None, map(_describe, series)))}.",
             )
         )
     return charts
@@ -124,7 +120,7 @@ def _build_series(run: Run, metric: str, source: str, color: int, dash: int) -> 
         x: dict[str, list[float | None]] = {
             "step": [point.step for point in selected],
             "epoch": [point.epoch for point in selected],
-            "time": [run.seconds_at(point.step) for point in selected],
+            "time": [run.estimate_seconds(point.step) for point in selected],
         }
         stars = [index for index, point in enumerate(selected) if point in best]
         values = [_drop_nonfinite(point.value) for point in selected]
@@ -140,17 +136,6 @@ def _should_be_logarithmic(series: Iterable[Series]) -> bool:
     ordered = sorted(value for curve in series for value in curve.y if value is not None)
     edge = len(ordered) // 20
     return bool(ordered) and ordered[0] > 0 and ordered[-1 - edge] / ordered[edge] >= MIN_LOGARITHMIC_RATIO
-
-
-def _describe(series: Series) -> str:
-    values = [value for value in series.y if value is not None]
-    if not values:
-        return ""
-    first, last, minimum, maximum = map(format_number, (values[0], values[-1], min(values), max(values)))
-    name = f"{series.run}, {series.source}"
-    if len(values) == 1:
-        return f"{name} is {first}"
-    return f"{name} goes from {first} to {last}, between {minimum} and {maximum}"
 
 
 def split_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
@@ -187,10 +172,7 @@ def build_search_charts(search: Search, group: str) -> list[Chart]:
         for name, value in trial.parameters.items():
             values.setdefault(name, set()).add(repr(value))
     varied = [name for name in values if len(values[name]) > 1]
-    charts += [_build_parameter_chart(search, group, name) for name in varied[:MAX_PARAMETERS]]
-    for chart in charts:
-        chart.summary = f"{chart.title}, {len(complete)} complete trials"
-    return charts
+    return charts + [_build_parameter_chart(search, group, name) for name in varied[:MAX_PARAMETERS]]
 
 
 def _build_dots(
@@ -252,6 +234,10 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) < 1e6 and (is_integer or abs(value) >= 1e4) else f"{value:.4g}"
 
 
+def format_value(value: Any) -> str:
+    return format_number(value) if isinstance(value, float) else str(value)
+
+
 def format_duration(seconds: float) -> str:
     """Return a readable duration: 5.05 s, 3 min 20 s, 2 h 5 min, 1 d 3 h."""
     for size, unit, smaller, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
@@ -262,10 +248,16 @@ def format_duration(seconds: float) -> str:
 
 # ---- PNG -------------------------------------------------------------------------------------------------------------
 
-MAX_LABEL_CHARACTERS, MAX_LEGEND_ENTRIES = 60, 32
+MAX_LABEL_CHARACTERS = 60
 COLUMNS, CHART_INCHES = 2, (5.8, 3.2)
 LINE_STYLES = ("-", "--", ":", "-.")
-STYLE: Any = {"axes.grid": True, "axes.grid.axis": "y", "axes.spines.top": False, "axes.spines.right": False}
+STYLE: Any = {
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.parse_math": False,
+}
 
 
 def render_png(charts: Sequence[Chart]) -> bytes:
@@ -287,9 +279,8 @@ def render_png(charts: Sequence[Chart]) -> bytes:
             _draw(axes, chart)
             handles, labels = axes.get_legend_handles_labels()
             legend |= dict(zip(labels, handles, strict=True))
-        labels = list(legend)[:MAX_LEGEND_ENTRIES]
-        if labels:
-            figure.legend([legend[label] for label in labels], labels, loc="outside lower center", ncols=4)
+        if legend:
+            figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4)
         figure.savefig(file, format="png", metadata={"Software": "littrainer report"})
     return file.getvalue()
 
@@ -308,7 +299,7 @@ def _draw(axes: Any, chart: Chart) -> None:
             markersize=4,
             color=color,
             linewidth=1.2,
-            label=_format_label(", ".join(filter(None, (series.run, series.source)))),
+            label=", ".join(filter(None, (series.run, series.source)))[:MAX_LABEL_CHARACTERS],
         )
         axes.plot([x[index] for index in series.best], [y[index] for index in series.best], "*k", markersize=11)
         gaps = [position for position, value in zip(x, y, strict=True) if math.isnan(value)]
@@ -318,14 +309,6 @@ def _draw(axes: Any, chart: Chart) -> None:
     if chart.x_log:
         axes.set_xscale("log")
     if chart.ticks:
-        axes.set_xticks(range(len(chart.ticks)), map(_format_label, chart.ticks))
-    axes.set_title(_format_label(chart.title), loc="left", fontweight="bold")
-    axes.set_xlabel(_format_label(label))
-
-
-def _format_label(text: str) -> str:
-    text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    half = MAX_LABEL_CHARACTERS // 2
-    text = text if len(text) <= MAX_LABEL_CHARACTERS else f"{text[:half]}...{text[3 - half :]}"
-    # matplotlib omits labels with a leading underscore, and parses formulas between dollar signs.
-    return (f" {text}" if text.startswith("_") else text).replace("$", r"\$")
+        axes.set_xticks(range(len(chart.ticks)), [choice[:MAX_LABEL_CHARACTERS] for choice in chart.ticks])
+    axes.set_title(chart.title[:MAX_LABEL_CHARACTERS], loc="left", fontweight="bold")
+    axes.set_xlabel(label[:MAX_LABEL_CHARACTERS])

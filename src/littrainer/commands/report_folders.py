@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import csv
 import functools
-import itertools
 import json
 import math
 import os
@@ -31,6 +29,7 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
     checkpoint_step,
+    list_checkpoints,
 )
 from littrainer.commands.command_line import BadInput
 from littrainer.search.record import (
@@ -84,16 +83,6 @@ class Run:
         return collect_logged_values(self.state.log_history)
 
     @property
-    def best_checkpoint(self) -> str | None:
-        """Path of the best checkpoint: next to the others, else as recorded."""
-        recorded = self.state.best_model_checkpoint
-        if recorded is None:
-            return None
-        folder, name = self.state_file.parent, Path(recorded).name
-        paths = map(str, (folder / name, folder.parent / name, recorded))
-        return next(filter(os.path.isdir, paths), f"{recorded} (not there)")
-
-    @property
     def best_step(self) -> int | None:
         """Optimizer step of the best evaluation, or of the best checkpoint in earlier releases."""
         if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
@@ -105,13 +94,10 @@ class Run:
         """Metric and evaluation set that rank runs: those of the best model, else the loss."""
         best, step = self.state.best_metric, self.best_step
         evaluated = {key: points for key, points in self.history.curves.items() if key[1] != TRAINING}
-        recorded = [
-            key
-            for key, points in evaluated.items()
-            if best is not None and any(point.step == step and point.value == best for point in points)
-        ]
-        losses = [key for key in evaluated if key[0] == "loss"]
-        return [*recorded, *losses, ("loss", EVALUATION)][0]
+        for key, points in evaluated.items():
+            if best is not None and any(point.step == step and point.value == best for point in points):
+                return key
+        return next((key for key in evaluated if key[0] == "loss"), ("loss", EVALUATION))
 
     def is_less_better(self, metric: str) -> bool:
         greater = (self.arguments or {}).get("greater_is_better")
@@ -131,27 +117,12 @@ class Run:
             best = self.state.best_metric
         return [point for point in points if point.value == best]
 
-    @functools.cached_property
-    def _pace(self) -> tuple[float, list[int], list[float]] | None:
-        """Seconds per step, the steps of evaluations, and the cumulative seconds before each evaluation."""
+    def estimate_seconds(self, step: int) -> float | None:
+        """Return the seconds from the beginning of training to a step, if all steps took the same time."""
         total, steps = self.history.summary.get("train_runtime"), self.state.global_step
-        if not total or not math.isfinite(total + steps) or not steps:
+        if total is None or not math.isfinite(total) or not steps:
             return None
-        costs = sorted(
-            (point.step, point.value)
-            for (metric, _), points in self.history.curves.items()
-            for point in points
-            if metric == "runtime" and not point.is_after_training and math.isfinite(point.value)
-        )
-        sums = [0.0, *itertools.accumulate(seconds for _, seconds in costs)]
-        return max(0.0, total - sums[-1]) / steps, [step for step, _ in costs], sums
-
-    def seconds_at(self, step: int) -> float | None:
-        """Return the estimated seconds since the training began."""
-        if self._pace is None:
-            return None
-        pace, evaluated, sums = self._pace
-        return round(pace * step + sums[bisect.bisect_left(evaluated, step)], 3)
+        return round(total * step / steps, 3)
 
 
 @dataclass
@@ -212,6 +183,9 @@ def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
     searches: list[Search] = []
     common = Path(os.path.commonpath(paths)) if len(paths) > 1 else None
     for real, folder in paths.items():
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "does not exist"
+            raise MissingState(f"{folder} {what}; give the output_dir of a training, or a checkpoint in it.")
         name = real.name if common is None or common == real else str(real.relative_to(common))
         record, state_file = folder / SEARCH_RECORD_NAME, _find_state_file(folder)
         if record.is_file():
@@ -219,7 +193,11 @@ def load_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
         if state_file is not None:
             runs.append(_load_run(folder, name, state_file))
         elif not record.is_file():
-            raise MissingState(_describe_missing(folder))
+            raise MissingState(
+                f"{folder} has no {TRAINER_STATE_NAME}, and no {PREFIX_CHECKPOINT_DIR}-<step> folder in it has one; "
+                "give the output_dir of a training that saved checkpoints or called trainer.save_state(), or of a "
+                "hyperparameter search."
+            )
     return runs, searches
 
 
@@ -239,13 +217,13 @@ def _load_run(folder: Path, name: str, state_file: Path) -> Run:
     is_table = state_file.name == LIGHTNING_LOG_NAME
     try:
         state = _load_lightning_log(state_file) if is_table else TrainerState.load_from_json(str(state_file))
-    # RecursionError: deeply nested JSON.
-    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        history = parse_log_history(state.log_history)
+    # Entries of log_history that are no dicts or have no step end with one of the last three.
+    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(
             f"{state_file} is not a readable trainer state ({error.__cause__ or error}); give the folder of a "
             "checkpoint whose file is intact."
         ) from error
-    history = parse_log_history(state.log_history)
     run = Run(name, folder, state_file, state, history, notes=[*history.notes])
     if not history.curves:
         run.notes.append(
@@ -260,7 +238,7 @@ def _load_run(folder: Path, name: str, state_file: Path) -> Run:
 
 def _find_state_file(folder: Path) -> Path | None:
     """Return the trainer_state.json of a run or its newest checkpoint, else the last file of a CSVLogger."""
-    states = (path / TRAINER_STATE_NAME for path in (folder, *reversed(identify_checkpoints(folder))))
+    states = (path / TRAINER_STATE_NAME for path in (folder, *list_checkpoints(folder)))
     logs = (log for depth in ("", "version_*/", "*/version_*/") for log in folder.glob(depth + LIGHTNING_LOG_NAME))
     return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
@@ -278,22 +256,6 @@ def _load_lightning_log(table: Path) -> TrainerState:
             history.append(entry)
     steps = max((entry["step"] + 1 for entry in history), default=0)
     return TrainerState(global_step=steps, log_history=history)
-
-
-def _describe_missing(folder: Path) -> str:
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        return f"{folder} {what}; give the output_dir of a training, or a checkpoint in it."
-    return (
-        f"{folder} has no {TRAINER_STATE_NAME}, and no {PREFIX_CHECKPOINT_DIR}-<step> folder in it has one; give the "
-        "output_dir of a training that saved checkpoints or called trainer.save_state(), or of a hyperparameter search."
-    )
-
-
-def identify_checkpoints(folder: Path) -> list[Path]:
-    candidates = {path: checkpoint_step(path) for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
-    steps = {path: step for path, step in candidates.items() if step is not None}
-    return sorted(steps, key=steps.__getitem__)
 
 
 def _add_arguments(run: Run, folders: list[Path]) -> None:
@@ -320,7 +282,7 @@ def _add_arguments(run: Run, folders: list[Path]) -> None:
         run.environment = {
             name: format_value(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 
 
@@ -331,7 +293,7 @@ def _add_model(run: Run, folders: list[Path]) -> None:
             config = json.loads(path.read_text("utf-8"))
             model = str((config.get("architectures") or [config["task_type"]])[0])
         # No configuration of a transformers model.
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
         run.environment = {"model": model, **run.environment}
         smoothing = (run.arguments or {}).get("label_smoothing_factor", "0.0")

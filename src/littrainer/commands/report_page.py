@@ -20,7 +20,14 @@ from littrainer.callbacks.log_history import (
     compute_time_shares,
     suggest_speedup,
 )
-from littrainer.commands.report_charts import ABSENT, Chart, format_duration, format_number, split_metrics
+from littrainer.commands.report_charts import (
+    ABSENT,
+    Chart,
+    format_duration,
+    format_number,
+    format_value,
+    split_metrics,
+)
 from littrainer.commands.report_folders import Run, Search
 from littrainer.runtime.version import __version__
 from littrainer.search.record import FAILED, PRUNED, STATES, TrialRecord
@@ -70,14 +77,14 @@ def render_page(
     title = names[0] if len(names) == 1 else f"{len(names)} folders compared"
     notes = [f"{run.name}: {note}" if len(names) > 1 else note for run in runs for note in run.notes]
     verdicts = [verdict] if verdict else [*map(summarize_search, searches), *([summarize_runs(runs)] if runs else [])]
-    body = [f'<p class="verdict">{_escape_html(text)}</p>' for text in verdicts if text]
+    body = [f'<p class="verdict">{html.escape(text)}</p>' for text in verdicts if text]
     if len(runs) == 1 and not searches:
         figures = _collect_large_figures(runs[0]).items()
         body.append(
-            f"<dl>{''.join(f'<div><dt>{_escape_html(name)}</dt><dd>{text}</dd></div>' for name, text in figures)}</dl>"
+            f"<dl>{''.join(f'<div><dt>{html.escape(name)}</dt><dd>{text}</dd></div>' for name, text in figures)}</dl>"
         )
     if notes:
-        body.append(f"<aside>{'<br>'.join(map(_escape_html, notes))}</aside>")
+        body.append(f"<aside>{'<br>'.join(map(html.escape, notes))}</aside>")
     body += [*map(_render_table, tables), '<div id="toolbar"></div>']
     for number, search in enumerate(searches):
         body += [
@@ -99,15 +106,14 @@ def render_page(
         "charts": list(map(dataclasses.asdict, charts)),
         "trials": {f"search {number}": _describe_trials(search) for number, search in enumerate(searches)},
     }
+    read_files = [*(search.file for search in searches), *(run.state_file for run in runs)]
     parts = {
-        "title": _escape_html(title),
+        "title": html.escape(title),
         "body": "\n".join(body),
         # Text must not end the script element.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "version": __version__,
-        "files": ", ".join(
-            map(_escape_html, [*(search.file for search in searches), *(run.state_file for run in runs)])
-        ),
+        "files": html.escape(", ".join(str(file) for file in read_files)),
     }
     template = files("littrainer.commands").joinpath("report.html").read_text("utf-8")
     return re.sub(r"@@(\w+)@@", lambda name: parts[name[1]], template)
@@ -181,8 +187,8 @@ def _collect_figures(run: Run) -> dict[str, str]:
         name = (run.arguments or {}).get("metric_for_best_model", "")
         step = "" if run.best_step is None else f" at step {run.best_step}"
         figures["Best evaluation"] = f"{format_number(state.best_metric)} {name}{step}"
-    if run.best_checkpoint is not None:
-        figures["Best checkpoint"] = run.best_checkpoint
+    if state.best_model_checkpoint is not None:
+        figures["Best checkpoint"] = state.best_model_checkpoint
     logged = {
         "Mean training loss of the whole run": summary.get("train_loss"),
         "Duration": summary.get("train_runtime"),
@@ -300,7 +306,7 @@ def _build_search_tables(search: Search, has_name: bool) -> Iterator[Table]:
         [
             Best(f"trial {trial.id}") if trial in best else f"trial {trial.id}",
             *_format_objectives(search, trial),
-            *(_format_value(trial.parameters[name]) if name in trial.parameters else ABSENT for name in names),
+            *(format_value(trial.parameters.get(name, ABSENT)) for name in names),
             ABSENT if trial.seconds is None else format_duration(trial.seconds),
         ]
         for trial in ranked[:MAX_ROWS]
@@ -326,9 +332,9 @@ def _describe_trials(search: Search) -> list[dict[str, Any]]:
     names = search.objective_names
     return [
         {
-            "name": _make_encodable(f"trial {trial.id}, {trial.state}"),
+            "name": f"trial {trial.id}, {trial.state}",
             "facts": [
-                [name, _format_value(value)]
+                [name, format_value(value)]
                 for name, value in [*zip(names, trial.objectives(), strict=False), *trial.parameters.items()]
             ],
         }
@@ -344,10 +350,10 @@ def _render_chart_container(group: str) -> str:
 
 
 def _render_table(table: Table) -> str:
-    note = f"<p>{_escape_html(table.note)}</p>" if table.note else ""
+    note = f"<p>{html.escape(table.note)}</p>" if table.note else ""
     if not table.rows:
-        return f"<section><h2>{_escape_html(table.title)}</h2>{note}</section>" if note else ""
-    head = "".join(f"<th scope=col>{_escape_html(heading)}</th>" for heading in table.headings)
+        return f"<section><h2>{html.escape(table.title)}</h2>{note}</section>" if note else ""
+    head = "".join(f"<th scope=col>{html.escape(heading)}</th>" for heading in table.headings)
     rows = (
         f"<tr>{_render_cell(name, 'th', ' scope=row')}{''.join(_render_cell(cell, 'td') for cell in cells)}</tr>"
         for name, *cells in table.rows
@@ -356,24 +362,11 @@ def _render_table(table: Table) -> str:
     # Focusable for scrolling by keyboard.
     content = f'<div class="wide" tabindex=0 role=region aria-label="Table">{content}</div>{note}'
     if table.is_folded:
-        return f"<details><summary>{_escape_html(table.title)}</summary>{content}</details>"
-    return f"<section><h2>{_escape_html(table.title)}</h2>{content}</section>"
+        return f"<details><summary>{html.escape(table.title)}</summary>{content}</details>"
+    return f"<section><h2>{html.escape(table.title)}</h2>{content}</section>"
 
 
 def _render_cell(text: str, tag: str, attributes: str = "") -> str:
     best = " class=best" if isinstance(text, Best) else ""
-    shown = re.sub(r"([_/])(?=\w)", r"\1<wbr>", _escape_html(text))
+    shown = re.sub(r"([_/])(?=\w)", r"\1<wbr>", html.escape(text))
     return f"<{tag}{attributes}{best}>{shown}</{tag}>"
-
-
-def _escape_html(value: object) -> str:
-    return html.escape(_make_encodable(value))
-
-
-def _make_encodable(value: object) -> str:
-    # JSON may have lone surrogates, which UTF-8 cannot encode.
-    return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def _format_value(value: Any) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)

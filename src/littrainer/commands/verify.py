@@ -69,7 +69,7 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
     if comparison.step is not None:
         for side, first in zip(SIDES, (expected, actual), strict=True):
             second = _collect_values(_record_run(program, steps, folder / f"{side} again", side))
-            for name, gap in differences.largest_gaps(first, second).items():
+            for name, gap in differences.find_largest_gaps(first, second).items():
                 noise[name] = max(noise.get(name, 0.0), gap)
         largest_loss = max((abs(value) for (_, name), value in expected.items() if name == "loss"), default=0.0)
         is_reproducible = noise.get("loss", 0.0) <= MAX_NOISE * largest_loss and all(map(math.isfinite, noise.values()))
@@ -87,7 +87,9 @@ def _verify(program: list[str], steps: int, folder: Path) -> int:
             print(f"Two runs with the same Trainer differ as much: {shown}.")
         return 0
     if comparison.step == END:
-        gaps = {name: gap for name, gap in differences.weight_gaps(*comparison.differing[WEIGHTS]).items() if gap}
+        gaps = {
+            name: gap for name, gap in differences.compute_weight_gaps(*comparison.differing[WEIGHTS]).items() if gap
+        }
         name = max(gaps, key=gaps.__getitem__)
         print(f"different: all {comparison.equal} logged values are equal, and {len(gaps)} weights differ, most {name}")
         print(f"  by up to {gaps[name]:.3g}")
