@@ -21,7 +21,7 @@ from littrainer.checkpoint.atomic_write import (
     staged_folder,
 )
 from littrainer.checkpoint.checksums import read_manifest, write_manifest
-from littrainer.checkpoint.verification import damage_in, edits_in
+from littrainer.checkpoint.verification import find_damage, find_edits
 
 
 def write(final: Path, **files: str) -> None:
@@ -40,7 +40,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
         (folder / "a").touch()
         # Overrides of Trainer methods read the step from the name.
         assert folder == tmp_path / STAGING_DIR / "checkpoint-5" and not final.exists()
-    assert damage_in(final) == [] and set(read_manifest(final).files) == {"a"}  # type: ignore[union-attr]
+    assert find_damage(final) == [] and set(read_manifest(final).files) == {"a"}  # type: ignore[union-attr]
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
@@ -64,10 +64,10 @@ def test_an_earlier_folder_is_replaced_except_files_that_a_user_added(tmp_path: 
     # As by an override of `_save_checkpoint` before `super()`.
     (final / "card").write_text("mine")
     write(final, a="before", outdated="x")
-    assert contents(final) == {"a": "before", "outdated": "x", "card": "mine"} and edits_in(final) == []
+    assert contents(final) == {"a": "before", "outdated": "x", "card": "mine"} and find_edits(final) == []
     (final / "notes").write_text("mine too")
     write(final, a="after")
-    assert contents(final) == {"a": "after", "notes": "mine too"} and edits_in(final) == damage_in(final) == []
+    assert contents(final) == {"a": "after", "notes": "mine too"} and find_edits(final) == find_damage(final) == []
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
@@ -144,7 +144,7 @@ def test_a_kill_during_replacement_or_deletion_leaves_only_complete_folders(
         assert not is_incomplete(final) and set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
         is_there = older.exists() and not is_incomplete(older)
         assert not is_there or contents(older) == {"a": "before", **files}, after
-        assert read_manifest(final) is None or edits_in(final) == damage_in(final) == [], after
+        assert read_manifest(final) is None or find_edits(final) == find_damage(final) == [], after
         ends.append((contents(final)["a"], is_there))
         if kill.calls <= after:
             break

@@ -26,7 +26,7 @@ from littrainer.checkpoint.checksums import (
     update_manifest,
     write_manifest,
 )
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 
 
 def test_a_manifest_lists_files_in_subfolders_but_neither_links_nor_itself(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_files_that_change_after_hashing_are_hashed_again(folder: Path) -> None:
     os.remove(folder / "below" / "b")
     builder.complete()
     builder.close()
-    assert damage_in(folder) == []
+    assert find_damage(folder) == []
     assert set(read_manifest(folder).files) == {"a"}  # type: ignore[union-attr]
 
 
@@ -112,7 +112,7 @@ def test_a_file_system_without_fsync_is_no_error(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "fsync", refuse)
     write_with_builder(folder)
-    assert damage_in(folder) == []
+    assert find_damage(folder) == []
 
 
 def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
@@ -124,7 +124,7 @@ def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
     (folder / "added").touch()
     os.remove(folder / "below" / "b")
     update_manifest(folder)
-    assert damage_in(folder) == []
+    assert find_damage(folder) == []
     manifest = read_manifest(folder)
     assert manifest is not None and manifest.sequence == 4
     assert manifest.files == {name: file_record(folder / name) for name in ("a", "added")}

@@ -105,7 +105,7 @@ def refuse_writes(monkeypatch: pytest.MonkeyPatch, refused: list[str]) -> None:
 
     def write(self: RemoteFolder, name: str, content: Any) -> None:
         if name.startswith(tuple(refused)):
-            raise RemoteFolderError(f"{self.address}/{name} could not be written (no network).")
+            raise RemoteFolderError(f"{self.url}/{name} could not be written (no network).")
         original(self, name, content)
 
     monkeypatch.setattr(RemoteFolder, "write", write)

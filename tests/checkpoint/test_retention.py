@@ -20,7 +20,7 @@ from littrainer.checkpoint.atomic_write import clean_staging_dir
 from littrainer.checkpoint.checksums import write_manifest
 from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
 from littrainer.checkpoint.retention import delete_all_but_best, rotate_checkpoints, thin_checkpoint
-from littrainer.checkpoint.verification import damage_in, edits_in, readable_manifest
+from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import make_checkpoints
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -130,7 +130,7 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
     for step in (1, 2, 3, 4):
         ours, all_files = run / f"checkpoint-{step}", names_in(tmp_path / "whole" / f"checkpoint-{step}")
         assert names_in(ours) == (all_files - RESUME_FILES if step < 3 else all_files)
-        assert damage_in(ours) == edits_in(ours) == [] and is_thinned(ours) is (step < 3)
+        assert find_damage(ours) == find_edits(ours) == [] and is_thinned(ours) is (step < 3)
     resumed = quiet_trainer(run, keep_optimizer_states=2, **saving)
     resumed.train(resume_from_checkpoint=str(run / "checkpoint-3"))
     for name, weight in load_file(tmp_path / "whole" / "checkpoint-4" / "model.safetensors").items():
@@ -197,15 +197,15 @@ def test_a_kill_during_thinning_leaves_the_checkpoint_usable(tmp_path: Path, mon
             kill = Kill(patch, after)
             with contextlib.suppress(Killed):
                 thin_checkpoint(folder)
-        assert damage_in(folder) == [], after
-        assert is_thinned(folder) or edits_in(folder) == [], after
+        assert find_damage(folder) == [], after
+        assert is_thinned(folder) or find_edits(folder) == [], after
         assert is_thinned(folder) or names_in(folder) >= complete, after
         ends.append(is_thinned(folder))
         clean_staging_dir(folder.parent)
         thin_checkpoint(folder)
         remaining = {"pytorch_model_fsdp.bin", "trainer_state.json", "littrainer_manifest.json"}
         assert names_in(folder) - {"littrainer_manifest.json.unfinished"} == remaining, after
-        assert damage_in(folder) == edits_in(folder) == [] and names_in(folder.parent) == {"checkpoint-4"}, after
+        assert find_damage(folder) == find_edits(folder) == [] and names_in(folder.parent) == {"checkpoint-4"}, after
         if kill.calls <= after:
             break
     assert list(dict.fromkeys(ends)) == [False, True]

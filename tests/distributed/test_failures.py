@@ -17,9 +17,9 @@ from littrainer.distributed import collectives, failures
 from littrainer.distributed.environment import REPORTS
 from littrainer.distributed.failures import (
     HUNG_FILE,
-    FailedElsewhere,
     HangError,
-    LostProcess,
+    PeerFailedError,
+    PeerLostError,
     describe_connection_loss,
     name_failed_process,
     publish_failure,
@@ -61,7 +61,7 @@ def test_a_lost_connection_names_the_process_that_failed_and_its_error(act_as: A
         raise ValueError("sample 17 is damaged")
     act_as(0)
     complaint = "Process 0 of 2 ends training: process 1 failed with ValueError: sample 17 is damaged"
-    with pytest.raises(LostProcess, match=complaint) as caught, name_failed_process("training"):
+    with pytest.raises(PeerLostError, match=complaint) as caught, name_failed_process("training"):
         raise RuntimeError(CLOSED)
     assert str(caught.value.__cause__) == CLOSED
 
@@ -82,7 +82,7 @@ def test_an_error_of_an_exchange_names_the_failed_process(act_as: ActAs, monkeyp
     message = (
         "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
     )
-    with pytest.raises(LostProcess, match=message):
+    with pytest.raises(PeerLostError, match=message):
         collectives.any_rank(True)
 
 
@@ -90,7 +90,7 @@ def test_invalid_utf_8_in_an_error_is_escaped(act_as: ActAs) -> None:
     act_as(1)
     publish_failure(ValueError("caf\udce9.wav is no sound"))
     act_as(0)
-    with pytest.raises(LostProcess, match=r"failed with ValueError: caf\\udce9\.wav"), name_failed_process("a"):
+    with pytest.raises(PeerLostError, match=r"failed with ValueError: caf\\udce9\.wav"), name_failed_process("a"):
         raise RuntimeError(CLOSED)
 
 
@@ -100,14 +100,14 @@ def test_an_error_of_the_script_is_not_converted(act_as: ActAs) -> None:
         raise RuntimeError("shapes do not fit")
 
 
-@pytest.mark.parametrize("consequence", [LostProcess("another"), FailedElsewhere("another")])
+@pytest.mark.parametrize("consequence", [PeerLostError("another"), PeerFailedError("another")])
 def test_a_consequence_of_another_failure_is_not_published(act_as: ActAs, consequence: Exception) -> None:
     act_as(0)
     publish_failure(consequence)
     act_as(1)
     publish_failure(KeyError("the cause"))
     act_as(0)
-    with pytest.raises(LostProcess, match="process 1 failed with KeyError"), name_failed_process("training"):
+    with pytest.raises(PeerLostError, match="process 1 failed with KeyError"), name_failed_process("training"):
         raise RuntimeError(CLOSED)
 
 
@@ -118,7 +118,7 @@ def test_an_error_that_a_script_has_caught_is_not_named_later(act_as: ActAs) -> 
     with name_failed_process("training"):
         pass
     act_as(0)
-    with pytest.raises(LostProcess) as caught, name_failed_process("training"):
+    with pytest.raises(PeerLostError) as caught, name_failed_process("training"):
         raise RuntimeError(CLOSED)
     assert "out of memory" not in str(caught.value)
 

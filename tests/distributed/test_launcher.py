@@ -74,7 +74,7 @@ def make_report(message: str, timestamp: int) -> dict[str, Any]:
 
 def test_the_root_cause_is_named_and_not_its_consequences(tmp_path: Path) -> None:
     failures = {
-        0: make_failure(0, 1, tmp_path / "0", message=make_report("LostProcess: 2 failed", 10), is_consequence=True),
+        0: make_failure(0, 1, tmp_path / "0", message=make_report("PeerLostError: 2 failed", 10), is_consequence=True),
         1: make_failure(1, -15, tmp_path / "1"),
         2: make_failure(2, 1, tmp_path / "2", message=make_report("ValueError:\n sample 17", 11), is_consequence=False),
     }

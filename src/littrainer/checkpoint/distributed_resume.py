@@ -26,7 +26,7 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.remote import download_checkpoint, download_newest
 from littrainer.checkpoint.store import get_store
 from littrainer.checkpoint.verification import (
-    damage_in,
+    find_damage,
     find_last_intact,
     find_missing,
     refuse_damage,
@@ -174,7 +174,7 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
         return f"{socket.gethostname()} {NO_SUCH_FOLDER}."
     if args.local_process_index != 0 or _identity(folder) == identity:
         return None
-    damage = damage_in(folder)
+    damage = find_damage(folder)
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 

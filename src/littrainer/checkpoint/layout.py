@@ -80,8 +80,8 @@ def make_output_dir(folder: str) -> None:
         if os.path.islink(link := error.filename or folder):
             reason = f"cannot be made: {link} is a link to {os.readlink(link)}, where there is no folder"
         text = f"output_dir={folder!r} {reason}. Give the path of a folder"
-        if address := get_remote_url(folder):
-            text = f"Uploads to {address} are written to {folder} first, which {reason}. Set XDG_CACHE_HOME to one"
+        if url := get_remote_url(folder):
+            text = f"Uploads to {url} are written to {folder} first, which {reason}. Set XDG_CACHE_HOME to one"
         raise OSError(error.errno, f"{text} that can be written to", error.filename) from None
 
 

@@ -96,7 +96,7 @@ class Store:
             yield None
             return
         run = RemoteRun(self.run_dir, hang_timeout)
-        logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.address)
+        logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.url)
         run.claim()
         # Cleared by `on_resume` from one of them.
         run.earlier = {name: run.read_local_manifest(name) for name in run.local_checkpoints()}

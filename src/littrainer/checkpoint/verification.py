@@ -61,10 +61,10 @@ class Findings(NamedTuple):
 _findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
 
 
-def damage_in(folder: Path) -> list[str]:
+def find_damage(folder: Path) -> list[str]:
     """Return a sentence for each damaged file of a checkpoint; empty if it is intact.
 
-    Text files that a user edited or added are no damage (`edits_in`). Without a manifest, as in checkpoints of
+    Text files that a user edited or added are no damage (`find_edits`). Without a manifest, as in checkpoints of
     transformers, files are checked by their formats.
 
     Parameters:
@@ -73,7 +73,7 @@ def damage_in(folder: Path) -> list[str]:
     return list(_inspect(Path(folder)).damage)
 
 
-def edits_in(folder: Path) -> list[str]:
+def find_edits(folder: Path) -> list[str]:
     """Return files that were edited, added or removed since a checkpoint was written; empty without a manifest.
 
     Parameters:
@@ -278,7 +278,7 @@ def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str |
         manifest = readable_manifest(Path(path))
         if manifest.is_thinned:
             continue
-        if damage := damage_in(Path(path)):
+        if damage := find_damage(Path(path)):
             damaged[path] = " ".join(damage)
         elif manifest.weights_are_finite is False:
             nonfinite.append(path)

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from littrainer.distributed.failures import (
-    FailedElsewhere,
-    LostProcess,
+    PeerFailedError,
+    PeerLostError,
     ProcessAddress,
     describe_connection_loss,
     is_consequence,
@@ -171,8 +171,8 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
         doing: the activity, for the error: "writing checkpoint-5".
 
     Raises:
-        FailedElsewhere: another process failed; an error of this process is raised unchanged.
-        LostProcess: another process has ended.
+        PeerFailedError: another process failed; an error of this process is raised unchanged.
+        PeerLostError: another process has ended.
     """
     if not is_distributed():
         yield
@@ -197,8 +197,8 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
 
 
 def _publish(error: str) -> None:
-    # LostProcess must not replace this process's error.
-    with suppress(LostProcess):
+    # PeerLostError must not replace this process's error.
+    with suppress(PeerLostError):
         _exchange(_FAILED, error)
 
 
@@ -211,9 +211,9 @@ def _exchange(kind: int, value: Any) -> list[Any]:
     if errors and kind != _FAILED:
         named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
         doing = _open_blocks[-1] if _open_blocks else "what all do together"
-        raise FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
+        raise PeerFailedError(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
     if not errors and len({kind_of_rank for kind_of_rank, _ in received}) > 1:
-        raise LostProcess(
+        raise PeerLostError(
             f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
             "Code that runs in some of the processes only must not save, evaluate or end the training."
         )
@@ -225,7 +225,7 @@ def _name_lost_processes() -> Iterator[_HostGroup]:
     try:
         yield _connect()
     except RuntimeError as error:
-        raise LostProcess(
+        raise PeerLostError(
             f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: "
             f"{describe_connection_loss(error)}"
         ) from error

@@ -56,11 +56,11 @@ TIMEOUTS = ("Timed out waiting", "Application timeout")
 SIGNS_OF_LIBRARIES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer", *TIMEOUTS)
 
 
-class FailedElsewhere(RuntimeError):
+class PeerFailedError(RuntimeError):
     """Failure of another process, named with its error in the message."""
 
 
-class LostProcess(RuntimeError):
+class PeerLostError(RuntimeError):
     """Loss of another process, which has ended or hangs."""
 
 
@@ -169,7 +169,7 @@ def set_step_of_error(error: BaseException, step: int) -> None:
 
 
 def is_consequence(error: BaseException) -> bool:
-    return any(isinstance(link, (FailedElsewhere, LostProcess)) for link in error_and_reasons(error))
+    return any(isinstance(link, (PeerFailedError, PeerLostError)) for link in error_and_reasons(error))
 
 
 # ---- Stacks ----------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Calla
 
 @contextmanager
 def name_failed_process(doing: str) -> Iterator[None]:
-    """Convert errors of collectives in the block to LostProcess, which names the failed process."""
+    """Convert errors of collectives in the block to PeerLostError, which names the failed process."""
     if _store is None:
         yield
         return
@@ -231,7 +231,7 @@ def name_failed_process(doing: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, RuntimeError) and is_collective_error(error) and not is_consequence(error):
-            raise LostProcess(
+            raise PeerLostError(
                 f"Process {_store.rank} of {_store.world_size} ends {doing}: {describe_connection_loss(error)}"
             ) from error
         publish_failure(error)

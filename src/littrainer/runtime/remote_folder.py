@@ -89,16 +89,16 @@ class RemoteFolder:
     # URL -> user and password, and query.
     credentials: ClassVar[dict[str, tuple[str, str]]] = {}
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs
 
-        self.address = address
-        protocol, _, path = address.partition("://")
-        if PATTERN.search(address):
-            raise RemoteFolderError(f"{address} would be taken for a pattern: leave out *, ? and [.")
+        self.url = url
+        protocol, _, path = url.partition("://")
+        if PATTERN.search(url):
+            raise RemoteFolderError(f"{url} would be taken for a pattern: leave out *, ? and [.")
         # The credentials may belong to a URL above or below, such as a checkpoint's.
-        urls = [url for url in self.credentials if f"{url}/".startswith(f"{address}/") or address.startswith(f"{url}/")]
-        nearest = min(urls, key=lambda url: abs(len(url) - len(address)), default="")
+        urls = [key for key in self.credentials if f"{key}/".startswith(f"{url}/") or url.startswith(f"{key}/")]
+        nearest = min(urls, key=lambda key: abs(len(key) - len(url)), default="")
         self._user_info, self._query = self.credentials.get(nearest, ("", ""))
         self._files: Any = None
         with self._convert_errors("", "opened"):
@@ -136,9 +136,7 @@ class RemoteFolder:
                 size = self._files.info(f"{self._root}/{name}").get("size")
             if content is None or size is None or (received := length(content)) >= size:
                 return content
-        raise RemoteFolderError(
-            f"{self.address}/{name} could not be read whole: {received:,} of its {size:,} bytes came."
-        )
+        raise RemoteFolderError(f"{self.url}/{name} could not be read whole: {received:,} of its {size:,} bytes came.")
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Upload bytes or a local file, which may grow meanwhile, and check the object's size."""
@@ -159,7 +157,7 @@ class RemoteFolder:
             self._files.invalidate_cache()
             size = self._files.info(path).get("size")
         if size is not None and (size < written or (isinstance(content, bytes) and size != written)):
-            raise RemoteFolderError(f"{self.address}/{name} has {size:,} bytes after {written:,} were written to it.")
+            raise RemoteFolderError(f"{self.url}/{name} has {size:,} bytes after {written:,} were written to it.")
         RemoteFolder.written += 1
 
     def delete(self, name: str, is_folder: bool = False) -> None:
@@ -167,7 +165,7 @@ class RemoteFolder:
             path = f"{self._root}/{name}"
             self._files.rm(path, recursive=True) if is_folder else self._files.rm_file(path)
 
-    def listed(self) -> list[str]:
+    def list_names(self) -> list[str]:
         with self._convert_errors("", "listed", FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
         return []
@@ -185,7 +183,7 @@ class RemoteFolder:
             raise
         # BaseException, since clients raise errors such as asyncio's CancelledError.
         except BaseException as error:
-            where = f"{self.address}/{name}".rstrip("/")
+            where = f"{self.url}/{name}".rstrip("/")
             message = str(error).replace(self._user_info, "").replace(self._query, "")
             # The cause's text may contain credentials.
             cause = None if self._user_info or self._query else error
