@@ -23,7 +23,7 @@ from littrainer import Trainer, TrainerCallback, get_last_checkpoint
 from littrainer.checkpoint import remote
 from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR
 from littrainer.checkpoint.checksums import MANIFEST_NAME, FileRecord, write_manifest
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
+from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.remote import MARKER_NAME, RemoteRun
 from littrainer.checkpoint.retention import thin_checkpoint
 from littrainer.checkpoint.store import Store, get_store
@@ -405,7 +405,7 @@ def test_a_fresh_start_deletes_no_checkpoint_of_an_earlier_run(
         move(machine)
         trainer = make(address, max_steps=5, save_steps=1, save_total_limit=1)
         # As in a rollback.
-        trainer.add_callback(At(3, lambda: find_checkpoint_to_resume(f"{local_folder(address)}/checkpoint-3", "")))
+        trainer.add_callback(At(3, lambda: CheckpointManager().find(f"{local_folder(address)}/checkpoint-3", "")))
         trainer.train()
         assert names_at(address) == ["checkpoint-5", "checkpoint-6"]
     assert any(f"{address} has checkpoint-6 of an earlier run" in text for text in caplog.messages)

@@ -18,8 +18,8 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import retention
 from littrainer.checkpoint.atomic_write import clean_staging_dir
 from littrainer.checkpoint.checksums import write_manifest
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
-from littrainer.checkpoint.retention import delete_all_but_best, rotate_checkpoints, thin_checkpoint
+from littrainer.checkpoint.manager import CheckpointManager
+from littrainer.checkpoint.retention import rotate_checkpoints, thin_checkpoint
 from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import make_checkpoints
@@ -140,14 +140,14 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
 def test_a_thinned_checkpoint_cannot_be_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=r"checkpoint-2 was thinned .* Resume from .*checkpoint-3, or load"):
-        find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
+        CheckpointManager().find(str(tmp_path / "checkpoint-2"), str(tmp_path))
     newest = tmp_path / "checkpoint-3"
     newest.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="Resume from a complete one"):
-        find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
+        CheckpointManager().find(str(tmp_path / "checkpoint-2"), str(tmp_path))
     caplog.clear()
     with pytest.raises(ValueError, match="there is no intact"):
-        find_checkpoint_to_resume(True, str(tmp_path))
+        CheckpointManager().find(True, str(tmp_path))
     assert not caplog.messages
 
 
@@ -243,5 +243,6 @@ def test_rotation_skips_a_checkpoint_that_a_user_deletes_meanwhile(
 
 def test_nothing_is_deleted_if_the_best_checkpoint_is_missing(tmp_path: Path) -> None:
     make_checkpoints(tmp_path, {1: True, 2: True})
-    delete_all_but_best(quiet_arguments(tmp_path), str(tmp_path), str(tmp_path / "checkpoint-3"))
+    arguments = quiet_arguments(tmp_path, save_total_limit=1)
+    CheckpointManager().delete_all_but_best(arguments, str(tmp_path), str(tmp_path / "checkpoint-3"))
     assert steps_in(tmp_path) == [1, 2]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer.checkpoint.checksums import list_files
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
+from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_optimizer_state
 from littrainer.checkpoint.sharded_files import read_fsdp_weights
 from littrainer.checkpoint.verification import find_damage, readable_manifest
@@ -140,7 +140,7 @@ def test_background_checkpoints_equal_synchronous_checkpoints(waiting: str, back
 def test_a_single_process_resumes_checkpoints_of_two(
     checkpoint: str, folder: Path, results: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert find_checkpoint_to_resume(str(folder / checkpoint), str(folder)) is not None
+    assert CheckpointManager().find(str(folder / checkpoint), str(folder)) is not None
     trainer = make_trainer(tmp_path, per_device_train_batch_size=4)
     trainer.train(resume_from_checkpoint=str(folder / checkpoint))
     assert same_numbers(curve(trainer), results[0]["ddp"]["curve"])

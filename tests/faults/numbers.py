@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from littrainer import UnhealthyTrainingError
-from littrainer.checkpoint.distributed_resume import get_last_checkpoint
+from littrainer.checkpoint.manager import get_last_checkpoint
 from littrainer.distributed.collectives import all_gather_object
 from tests.faults.in_processes import PROCESSES, RANK, run_faults
 from tests.scenarios.data import Rows, vector_rows

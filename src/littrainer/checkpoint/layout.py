@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
+LAST_CHECKPOINT = "last-checkpoint"  # pushed to the Hub
 # At most as many digits as a file name can have.
 CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d{{1,200}})")
 WEIGHTS_NAME = "pytorch_model.bin"

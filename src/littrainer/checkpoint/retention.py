@@ -117,24 +117,6 @@ def get_newest_finite(ordered: Sequence[str]) -> str | None:
     return None
 
 
-def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
-    """Delete and thin older checkpoints, in the writer only."""
-    limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
-    if args.save_total_limit_best is not None and (limit is None or limit > 0):
-        # The limit does not count the best checkpoints.
-        protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
-        limit, best = limit or 1, None
-    rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
-    if args.keep_optimizer_states is not None:
-        ordered = sort_checkpoints(run_dir, use_mtime=True)
-        # The newest comes last, regardless of its time.
-        ordered = [*(path for path in ordered if path != str(Path(newest))), str(Path(newest))]
-        complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
-        for path in ordered:
-            if path not in complete:
-                thin_checkpoint(Path(path))
-
-
 def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
     """Return the `save_total_limit_best` best checkpoints, in ties the earlier."""
     name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
@@ -143,14 +125,6 @@ def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir:
     folders = {step: checkpoint_folder(run_dir, step) for step, value in values.items() if not math.isnan(value)}
     ranked = sorted((step for step in folders if folders[step].is_dir()), key=lambda step: (values[step], step))
     return [str(folders[step]) for step in ranked[: args.save_total_limit_best]]
-
-
-def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> None:
-    # Without the best in this folder no checkpoint would remain.
-    if args.save_total_limit_best is None and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
-        for path in sort_checkpoints(run_dir):
-            if os.path.realpath(path) != os.path.realpath(best):
-                get_store(run_dir).delete(path)
 
 
 def thin_checkpoint(folder: Path) -> None:

@@ -52,13 +52,26 @@ TENSORS = re.compile(r".*\.(safetensors|pt|pth|bin)")
 FULL_MODEL_FILE = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 
 
-class Findings(NamedTuple):
+class Inspection(NamedTuple):
+    """A checkpoint's files, links included, its manifest, which may be empty, and its changes."""
+
+    folder: Path
+    files: set[str]
+    manifest: Manifest
     damage: list[str]
     edits: list[str]
 
+    def refuse_damage(self, advice: str) -> None:
+        """Raise a ValueError for a damaged checkpoint, and warn of edits."""
+        if self.damage:
+            raise ValueError(f"The checkpoint {self.folder} is damaged: {' '.join(self.damage)} {advice}")
+        if self.edits:
+            text = "The checkpoint %s was edited (%s). It is complete, so it is used."
+            logger.warning(text, self.folder, ", ".join(self.edits))
+
 
 # Cached, since verification reads every byte.
-_findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
+_edits_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, list[str]]] = {}
 
 
 def find_damage(folder: Path) -> list[str]:
@@ -70,7 +83,7 @@ def find_damage(folder: Path) -> list[str]:
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspect(Path(folder)).damage)
+    return inspect_checkpoint(Path(folder)).damage
 
 
 def find_edits(folder: Path) -> list[str]:
@@ -79,40 +92,33 @@ def find_edits(folder: Path) -> list[str]:
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspect(Path(folder)).edits)
+    return inspect_checkpoint(Path(folder)).edits
 
 
-def refuse_damage(folder: Path, advice: str) -> None:
-    """Raise a ValueError for a damaged checkpoint, and warn of edits."""
-    damage, edits = _inspect(folder)
-    if damage:
-        raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
-    if edits:
-        logger.warning("The checkpoint %s was edited (%s). It is complete, so it is used.", folder, ", ".join(edits))
-
-
-def _inspect(folder: Path) -> Findings:
+def inspect_checkpoint(folder: Path) -> Inspection:
+    none = Manifest({})
     if not folder.is_dir():
-        return Findings([f"{folder} is no folder."], [])
+        return Inspection(folder, set(), none, [f"{folder} is no folder."], [])
+    stamps: dict[str, Stamp] = {}
     try:
         stamps = stat_files(folder, with_links=True)
         manifest = read_manifest(folder)
     except (OSError, DamagedManifest) as error:
-        return Findings([f"{error}."], [])
-    key = folder.resolve()
-    if key in _findings_cache and _findings_cache[key][:2] == (stamps, manifest):
-        return _findings_cache[key][2]
+        return Inspection(folder, set(stamps), none, [f"{error}."], [])
+    key, present = folder.resolve(), set(stamps)
+    if key in _edits_cache and _edits_cache[key][:2] == (stamps, manifest):
+        return Inspection(folder, present, manifest or none, [], list(_edits_cache[key][2]))
     if manifest is None:
-        findings = Findings(_inspect_without_manifest(folder, set(stamps)), [])
+        damage, edits = _inspect_without_manifest(folder, present), list[str]()
     else:
-        findings = _compare(folder, manifest, set(stamps))
+        damage, edits = _compare(folder, manifest, present)
     # A read error may be temporary.
-    if not findings.damage:
-        _findings_cache[key] = stamps, manifest, findings
-    return findings
+    if not damage:
+        _edits_cache[key] = stamps, manifest, list(edits)
+    return Inspection(folder, present, manifest or none, damage, edits)
 
 
-def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
+def _compare(folder: Path, manifest: Manifest, present: set[str]) -> tuple[list[str], list[str]]:
     damage, edits = [], list[str]()
     for name, expected in manifest.files.items():
         if NOT_READ.fullmatch(name):
@@ -128,7 +134,7 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
     # A copied folder may have another step's name, so the state is always checked.
     damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
-    return Findings([*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)])
+    return [*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)]
 
 
 def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:

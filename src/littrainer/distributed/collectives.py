@@ -146,11 +146,10 @@ def barrier_with_timeout(seconds: float) -> bool:
     return False
 
 
-def run_with_keepalive(work: Callable[[], object]) -> None:
+def run_with_keepalive(work: Callable[[], Value]) -> Value:
     """Run work that may take some processes longer than the group's timeout; a collective call."""
     if not is_distributed():
-        work()
-        return
+        return work()
     pool = ThreadPoolExecutor(1)
     future = pool.submit(work)
     pool.shutdown(wait=False)
@@ -158,7 +157,7 @@ def run_with_keepalive(work: Callable[[], object]) -> None:
     interval = min(KEEPALIVE_INTERVAL_S, timeout.total_seconds() / 4)
     while any_rank(bool(wait([future], interval).not_done)):
         pass
-    future.result()
+    return future.result()
 
 
 @contextmanager
