@@ -37,7 +37,6 @@ KNOW_PROTECTED_NAMES_OF_LIGHTNING = {
 STATE_OF_THE_PROCESS = {
     "checkpoint.checksums": {"_manifest_cache"},
     "checkpoint.manager": {"_trainings"},
-    "checkpoint.run_record": {"_last_written"},
     "checkpoint.store": {"_locked_stores"},
     "checkpoint.verification": {"_edits_cache"},
     "compat.accelerator.facade": {"_log_once"},

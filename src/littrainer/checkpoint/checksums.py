@@ -30,6 +30,7 @@ MIN_FSYNC_FOR_THREADS_S = 0.001
 NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Size, modification time in ns, inode and device, which identify a file's content.
 Stamp = tuple[int, int, int, int]
+_stamp = operator.attrgetter("st_size", "st_mtime_ns", "st_ino", "st_dev")
 MAX_CACHED_MANIFESTS = 1000
 
 
@@ -175,10 +176,6 @@ def _checksum_of(text: str) -> str:
 
 def stat_files(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
     return {name: _stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
 
 def fsync_paths(*paths: str | os.PathLike[str]) -> None:

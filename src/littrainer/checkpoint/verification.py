@@ -124,9 +124,9 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> tuple[list[
         if NOT_READ.fullmatch(name):
             continue
         if name in present:
-            is_edited, reason = _compare_file(folder / name, expected)
+            reason = _compare_file(folder / name, expected)
             damage += [f"{name} {reason}."] if reason else []
-            edits += [f"{name} changed"] if is_edited else []
+            edits += [f"{name} changed"] if reason == "" else []
         elif FULL_MODEL_FILE.fullmatch(name) and _has_full_model(folder, present):
             edits.append(f"{name} gone")
         else:
@@ -137,25 +137,25 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> tuple[list[
     return [*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)]
 
 
-def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
-    """Return whether a text file was edited, and the damage of another changed file."""
+def _compare_file(path: Path, expected: FileRecord) -> str | None:
+    """Return the damage of a changed file, "" for an edited text, and None for an unchanged file."""
     try:
         if (record := file_record(path)) == expected:
-            return False, None
+            return None
         if path.suffix == ".json":
             reason = (find_state_damage if path.name == TRAINER_STATE_NAME else find_json_damage)(path)
-            return reason is None, reason and f"is damaged: {reason}"
+            return f"is damaged: {reason}" if reason else ""
         holds_tensors = TENSORS.fullmatch(path.name) is not None
         if record.size < expected.size or (holds_tensors and record.size != expected.size):
-            return False, f"has {record.size:,} bytes and was written with {expected.size:,}"
+            return f"has {record.size:,} bytes and was written with {expected.size:,}"
         if not holds_tensors:
             path.read_text("utf-8")
-            return True, None
+            return ""
     except OSError as error:
-        return False, f"cannot be read ({error})"
+        return f"cannot be read ({error})"
     except UnicodeDecodeError:
         pass
-    return False, "is not as it was written (its checksum differs)"
+    return "is not as it was written (its checksum differs)"
 
 
 def _has_full_model(folder: Path, present: set[str]) -> bool:

@@ -55,7 +55,7 @@ class StagedCheckpoint:
         self._write(objects, self._write_objects)
 
     def write_trainer_state(self, text: str) -> None:
-        self._write(text, functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8"))
+        self._write(text, (self.folder / TRAINER_STATE_NAME).write_text)
 
     def write_shards(self, states: dict[str, Any]) -> None:
         """Write this process's shards of states, by folder name; all processes call this."""
@@ -87,17 +87,14 @@ class StagedCheckpoint:
 
     def _write_weights(self, model: nn.Module, state_dict: dict[str, Any] | None) -> None:
         write_weights(model, str(self.folder), state_dict)
-        self._list_large_files()
+        if self.manifest is not None:
+            self.manifest.add_large_files()
 
     def _write_objects(self, objects: dict[str, Any]) -> None:
         for name, value in objects.items():
             torch.save(value, self.folder / name)
-            if os.path.getsize(self.folder / name) >= MIN_LARGE_FILE_BYTES:
-                self._list_large_files()
-
-    def _list_large_files(self) -> None:
-        if self.manifest is not None:
-            self.manifest.add_large_files()
+            if self.manifest is not None and os.path.getsize(self.folder / name) >= MIN_LARGE_FILE_BYTES:
+                self.manifest.add_large_files()
 
 
 def write_tokenizer_and_args(folder: str | Path, args: TrainingArguments, processing_class: Any) -> None:
