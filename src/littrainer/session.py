@@ -489,8 +489,7 @@ def train_with_batch_size(
 
 def _resume_batch_size(trainer: TrainerAttributesBase, checkpoint: Path) -> None:
     # Without a search the arguments decide.
-    size = read_state(checkpoint).train_batch_size
-    if trainer.args.auto_find_batch_size and size is not None:
+    if trainer.args.auto_find_batch_size and (size := read_state(checkpoint).train_batch_size) is not None:
         trainer._train_batch_size = size
 
 

@@ -17,10 +17,9 @@ from littrainer.checkpoint.atomic_write import (
     STAGING_DIR,
     clean_staging_dir,
     delete_atomically,
-    read_sequence,
     staged_folder,
 )
-from littrainer.checkpoint.checksums import read_manifest, write_manifest
+from littrainer.checkpoint.checksums import read_manifest, readable_manifest, write_manifest
 from littrainer.checkpoint.verification import find_damage, find_edits
 
 
@@ -28,6 +27,10 @@ def write(final: Path, **files: str) -> None:
     with staged_folder(final) as folder:
         for name, text in files.items():
             (folder / name).write_text(text)
+
+
+def list_sequences(run_dir: Path, *steps: int) -> list[int | None]:
+    return [readable_manifest(run_dir / f"checkpoint-{step}").sequence for step in steps]
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -183,10 +186,10 @@ def test_incomplete_staging_folders_are_removed_and_complete_folders_are_renamed
 def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> None:
     for step in (10, 20, 5):
         write(tmp_path / f"checkpoint-{step}", a="x")
-    assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [1, 2, 3]
+    assert list_sequences(tmp_path, 10, 20, 5) == [1, 2, 3]
     (tmp_path / "checkpoint-20" / "littrainer_manifest.json").write_text("{")
     (tmp_path / "checkpoint-10" / "littrainer_manifest.json").unlink()
-    assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
+    assert list_sequences(tmp_path, 10, 20, 5) == [None, None, 3]
 
 
 def test_deleting_a_link_leaves_its_target(tmp_path: Path) -> None:

@@ -59,13 +59,9 @@ def test_a_manifest_is_cached_until_its_file_changes(tmp_path: Path, monkeypatch
     assert readable_manifest(moved) == readable_manifest(tmp_path) == Manifest({})
 
 
-@pytest.fixture(
-    params=[(0, 60), (MIN_LARGE_FILE_BYTES, 60), (MIN_LARGE_FILE_BYTES, 0)],
-    ids=["large files", "small files", "small files on a slow disk"],
-)
+@pytest.fixture(params=[0, MIN_LARGE_FILE_BYTES], ids=["large files", "small files"])
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    for name, value in zip(("MIN_LARGE_FILE_BYTES", "MIN_FSYNC_FOR_THREADS_S"), request.param, strict=True):
-        monkeypatch.setattr(checksums, name, value)
+    monkeypatch.setattr(checksums, "MIN_LARGE_FILE_BYTES", request.param)
     (tmp_path / "below").mkdir()
     (tmp_path / "a").write_text("one")
     (tmp_path / "below" / "b").write_text("two")

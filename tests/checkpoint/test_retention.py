@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import retention
 from littrainer.checkpoint.atomic_write import clean_staging_dir
-from littrainer.checkpoint.checksums import write_manifest
+from littrainer.checkpoint.checksums import Manifest, write_manifest
 from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.retention import rotate_checkpoints, thin_checkpoint
 from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
@@ -229,14 +229,13 @@ def test_links_and_checkpoints_without_manifest_are_not_thinned(
 def test_rotation_skips_a_checkpoint_that_a_user_deletes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def delete_and_read(path: str) -> int | None:
-        if Path(path).name == "checkpoint-2":
+    def delete_and_read(path: Path) -> Manifest:
+        if path.name == "checkpoint-2" and path.exists():
             shutil.rmtree(path)
-        return read_sequence(path)
+        return readable_manifest(path)
 
-    read_sequence = retention.read_sequence
     make_checkpoints(tmp_path, {1: True, 2: True, 3: True, 4: True})
-    monkeypatch.setattr(retention, "read_sequence", delete_and_read)
+    monkeypatch.setattr(retention, "readable_manifest", delete_and_read)
     rotate_checkpoints(tmp_path, save_total_limit=2, use_mtime=True)
     assert steps_in(tmp_path) == [3, 4]
 

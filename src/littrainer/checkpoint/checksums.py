@@ -6,7 +6,6 @@ import errno
 import json
 import operator
 import os
-import time
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,8 +24,6 @@ MANIFEST_VERSION = 1
 CHUNK_BYTES = 1 << 20
 MIN_LARGE_FILE_BYTES = 1 << 22
 MANIFEST_THREADS = 4
-# Threads for small files pay off only after a slower fsync.
-MIN_FSYNC_FOR_THREADS_S = 0.001
 NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Size, modification time in ns, inode and device, which identify a file's content.
 Stamp = tuple[int, int, int, int]
@@ -216,10 +213,7 @@ class ManifestBuilder:
         small = [name for name in stamps if stamps[name][0] < MIN_LARGE_FILE_BYTES]
         paths = [os.path.join(self.folder, name) for name in small]
         records = dict(zip(small, map(file_record, paths), strict=True))
-        start = time.perf_counter()
-        fsync_paths(*paths[:1])
-        is_slow = time.perf_counter() - start > MIN_FSYNC_FOR_THREADS_S
-        list((self._threads.map if is_slow else map)(fsync_paths, paths[1:]))
+        list(self._threads.map(fsync_paths, paths))
         for name in stamps.keys() - records.keys():
             _, hashed, flushed = self._large[name]
             records[name] = hashed.result()

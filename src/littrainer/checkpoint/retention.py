@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.atomic_write import delete_folder, read_sequence
+from littrainer.checkpoint.atomic_write import delete_folder
 from littrainer.checkpoint.checksums import (
     DamagedManifest,
     fsync_paths,
@@ -56,7 +56,7 @@ def sort_checkpoints(
         for entry in entries:
             if (match := pattern.fullmatch(entry.name)) and entry.is_dir():
                 steps[str(Path(output_dir, entry.name))] = int(match.group(1))
-    ordered = sorted(steps, key=lambda path: steps[path])
+    ordered = sorted(steps, key=steps.__getitem__)
     if use_mtime and len(ordered) > 1:
         ordered = _sort_by_writing(ordered)
     best = None if best_model_checkpoint is None else str(Path(best_model_checkpoint))
@@ -68,7 +68,8 @@ def sort_checkpoints(
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
     # Sequence numbers do not depend on the clock.
-    sequences, times = {path: read_sequence(path) for path in by_step}, dict[str, float]()
+    sequences = {path: readable_manifest(Path(path)).sequence for path in by_step}
+    times: dict[str, float] = {}
     for path in by_step:
         # A user may delete a checkpoint meanwhile.
         with contextlib.suppress(FileNotFoundError):
@@ -77,7 +78,7 @@ def _sort_by_writing(by_step: list[str]) -> list[str]:
         return sorted(times, key=lambda path: sequences[path] or 0)
     if max(times.values()) - min(times.values()) < MIN_TIME_SPREAD_S:
         return list(times)
-    return sorted(times, key=lambda path: times[path])
+    return sorted(times, key=times.__getitem__)
 
 
 def rotate_checkpoints(

@@ -144,8 +144,9 @@ def _write_plain(
 def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
-        tensor = value.to_local() if is_a(value, "sharded tensor") else value
-        if _has_shape(tensor) and not tensor.is_meta and tensor.numel():
+        # The shard of a DTensor.
+        tensor = getattr(value, "_local_tensor", value)
+        if isinstance(tensor, torch.Tensor) and not (is_lazy(tensor) or tensor.is_meta) and tensor.numel():
             key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
             names.setdefault(key, []).append(name)
     return {first: duplicates for first, *duplicates in names.values() if duplicates}

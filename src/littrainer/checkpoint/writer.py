@@ -52,10 +52,17 @@ class StagedCheckpoint:
 
     def write_objects(self, objects: dict[str, Any]) -> None:
         """Write objects by torch.save; the keys are file names."""
-        self._write(objects, self._write_objects)
+        if self.is_deferred:
+            self.deferred.append((objects, self._write_objects))
+        else:
+            self._write_objects(objects)
 
     def write_trainer_state(self, text: str) -> None:
-        self._write(text, (self.folder / TRAINER_STATE_NAME).write_text)
+        write = functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8")
+        if self.is_deferred:
+            self.deferred.append((text, write))
+        else:
+            write(text)
 
     def write_shards(self, states: dict[str, Any]) -> None:
         """Write this process's shards of states, by folder name; all processes call this."""
@@ -78,12 +85,6 @@ class StagedCheckpoint:
         for value, write in self.deferred:
             write(value)
         self.deferred = []
-
-    def _write(self, value: Any, write: Callable[[Any], object]) -> None:
-        if self.is_deferred:
-            self.deferred.append((value, write))
-        else:
-            write(value)
 
     def _write_weights(self, model: nn.Module, state_dict: dict[str, Any] | None) -> None:
         write_weights(model, str(self.folder), state_dict)
