@@ -128,15 +128,11 @@ def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
 
 FILE = {"size": 1, "crc32": "00000000"}
 ODD_MANIFESTS: dict[str, Any] = {
-    "a size of null": {"files": {"x": {**FILE, "size": None}}},
     "an endless size": {"files": {"x": {**FILE, "size": math.inf}}},
     "a sum that is no number": {"files": {"x": {**FILE, "crc32": "zz"}}},
     "a number as sum": {"files": {"x": {**FILE, "crc32": 5}}},
     "a list of files": {"files": ["x"]},
-    "a sequence of letters": {"sequence": "x"},
-    "an endless sequence": {"sequence": math.inf},
     "deep": "[" * 200_000,
-    "a number of 5,000 digits": '{"crc32": ' + "1" * 5000 + "}",
 }
 
 

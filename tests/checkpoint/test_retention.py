@@ -23,6 +23,7 @@ from littrainer.checkpoint.retention import rotate_checkpoints, thin_checkpoint
 from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import make_checkpoints
+from tests.checkpoint.test_writer import names_in
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 EACH_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
@@ -35,10 +36,6 @@ def steps_in(run_dir: Path) -> list[int]:
 
 def is_thinned(folder: Path) -> bool:
     return readable_manifest(folder).is_thinned
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 # ---- The newest finite checkpoint ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,14 +161,3 @@ def test_only_tokens_keys_and_passwords_are_blanked(tmp_path: Path) -> None:
     assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
     assert {name: getattr(shared, name) for name in unchanged} == unchanged
     assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET
-
-
-def test_the_record_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, before = tmp_path / "littrainer_run.json", tmp_path / "before"
-    record.write_text("another user's")
-    # Writing into the file would change both names.
-    before.hardlink_to(record)
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != record and access(path, mode))
-    write_run_record(quiet_arguments(tmp_path), tmp_path)
-    assert before.read_text() == "another user's" and "versions" in json.loads(record.read_text())

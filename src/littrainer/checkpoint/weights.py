@@ -212,7 +212,12 @@ class Differences:
 
     @classmethod
     def between(cls, stored: Mapping[str, Any], state: Mapping[str, Any]) -> Differences:
-        shared = [name for name in state if _has_shape(state[name]) and _has_shape(stored.get(name))]
+        # Parameters of lazy modules have no shape yet.
+        shared = [
+            name
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and not is_lazy(value) and isinstance(stored.get(name), torch.Tensor)
+        ]
         return cls(
             [name for name in state if name not in stored],
             [name for name in stored if name not in state],
@@ -329,11 +334,6 @@ def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[
     missing = _drop_ignored(differences.missing, inner, *ignored)
     unexpected = _drop_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
     return state, Differences(missing, unexpected, differences.shapes)
-
-
-def _has_shape(value: Any) -> bool:
-    # Parameters of lazy modules have no shape yet.
-    return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
 def describe_shape_mismatch(name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
