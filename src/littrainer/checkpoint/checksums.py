@@ -27,7 +27,7 @@ MANIFEST_THREADS = 4
 NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Size, modification time in ns, inode and device, which identify a file's content.
 Stamp = tuple[int, int, int, int]
-_stamp = operator.attrgetter("st_size", "st_mtime_ns", "st_ino", "st_dev")
+get_stamp = operator.attrgetter("st_size", "st_mtime_ns", "st_ino", "st_dev")
 MAX_CACHED_MANIFESTS = 1000
 
 
@@ -119,7 +119,7 @@ def write_manifest(
         file.write(f"{text[:-1]}, {checksum[1:]}\n")
         file.flush()
         os.fsync(file.fileno())
-        stamp = _stamp(os.fstat(file.fileno()))
+        stamp = get_stamp(os.fstat(file.fileno()))
     os.replace(staged, os.path.join(folder, MANIFEST_NAME))
     if len(_manifest_cache) >= MAX_CACHED_MANIFESTS:
         _manifest_cache.clear()
@@ -157,7 +157,7 @@ def parse_manifest(text: bytes) -> Manifest:
 def readable_manifest(folder: Path) -> Manifest:
     """Return a checkpoint's manifest, cached; empty if missing or damaged."""
     with suppress(OSError, DamagedManifest):
-        stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
+        stamp = get_stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
         if stamp not in _manifest_cache:
             _manifest_cache[stamp] = read_manifest(folder) or Manifest({})
         return _manifest_cache[stamp]
@@ -172,7 +172,7 @@ def _checksum_of(text: str) -> str:
 
 
 def stat_files(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
-    return {name: _stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
+    return {name: get_stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
 
 
 def fsync_paths(*paths: str | os.PathLike[str]) -> None:
