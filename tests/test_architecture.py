@@ -36,10 +36,9 @@ KNOW_PROTECTED_NAMES_OF_LIGHTNING = {
 # Module -> its state, which belongs to the process: process groups, workers, caches and handlers.
 STATE_OF_THE_PROCESS = {
     "checkpoint.checksums": {"_manifest_cache"},
-    "checkpoint.distributed_resume": {"_trainings"},
-    "checkpoint.run_record": {"_last_written"},
+    "checkpoint.manager": {"_trainings"},
     "checkpoint.store": {"_locked_stores"},
-    "checkpoint.verification": {"_findings_cache"},
+    "checkpoint.verification": {"_edits_cache"},
     "compat.accelerator.facade": {"_log_once"},
     "data.loaders": {"_active_loaders"},
     "data.samplers": {"_lengths_cache"},

@@ -24,7 +24,7 @@ _HOMES = {
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
-    "littrainer.checkpoint.distributed_resume": ("get_last_checkpoint",),
+    "littrainer.checkpoint.manager": ("get_last_checkpoint",),
     "littrainer.data.collators": ("DataCollator", "DefaultDataCollator", "default_data_collator"),
     "littrainer.data.transformers_collators": ("DataCollatorForWholeWordMask",),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
@@ -122,8 +122,8 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import ExportableState as ExportableState
     from littrainer.callbacks.state import TrainerControl as TrainerControl
     from littrainer.callbacks.state import TrainerState as TrainerState
-    from littrainer.checkpoint.distributed_resume import get_last_checkpoint as get_last_checkpoint
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO as TransformersCheckpointIO
+    from littrainer.checkpoint.manager import get_last_checkpoint as get_last_checkpoint
     from littrainer.data.collators import DataCollator as DataCollator
     from littrainer.data.collators import DefaultDataCollator as DefaultDataCollator
     from littrainer.data.collators import default_data_collator as default_data_collator

@@ -355,7 +355,7 @@ class TrainerHooks(TrainerAttributesBase):
         if push_error is not None:
             output.metrics["push_to_hub_error"] = push_error
         # Record a signal received after the last step, for the script to read.
-        self.preemption.agree()
+        self.preemption.sync_signal()
         return output
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -480,7 +480,7 @@ class TrainerHooks(TrainerAttributesBase):
             self.store_flos()
             logs.update(speed.logs(state, self.control))
             self.log(logs, start_time)
-        if self.control.should_evaluate and preemption.agreed is None:
+        if self.control.should_evaluate and preemption.stop_signal is None:
             with part_of_training(EVALUATION), preemption.interruptible_evaluation(state):
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)

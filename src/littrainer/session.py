@@ -17,18 +17,10 @@ import torch
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import notify_of_failure
-from littrainer.checkpoint.distributed_resume import (
-    AUTO,
-    READ_BY,
-    choose_checkpoint,
-    find_restart_checkpoint,
-    get_required_files,
-)
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.manager import CheckpointManager
+from littrainer.checkpoint.manager import AUTO, READ_BY, CheckpointManager, find_restart_checkpoint
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_record import describe_run, write_run_record
-from littrainer.checkpoint.store import get_store
 from littrainer.data.limits import check_order_is_fixed, is_overfit_run
 from littrainer.data.loaders import warn_about_ignored_batching
 from littrainer.distributed.collectives import raise_on_all_ranks
@@ -403,13 +395,14 @@ def _train_from(
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
             # The constructor does not move a model that evaluations cast.
             trainer._move_model_to_device(trainer.model, args.device)
-        readers = get_required_files(trainer._find_overrides(*READ_BY))
-        checkpoint = choose_checkpoint(resume_from_checkpoint, args, readers)
+
+        def load_model(folder: str) -> None:
+            trainer._load_from_checkpoint(folder)
+            _resume_batch_size(trainer, Path(folder))
+
         with trainer.update_guard, trainer.session.memory.measure("train"), prepare_model_for_training(trainer):
-            if checkpoint is not None:
-                with raise_on_all_ranks(f"loading the model in {checkpoint}"):
-                    trainer._load_from_checkpoint(str(checkpoint))
-                    _resume_batch_size(trainer, checkpoint)
+            overridden = trainer._find_overrides(*READ_BY)
+            checkpoint = trainer.session.checkpoints.restore(resume_from_checkpoint, args, overridden, load_model)
             first_optimizers = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
@@ -442,8 +435,6 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
     source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
-    checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
-    assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Clear the state of a skipped step.
         trainer.accelerator.scaler.update()
@@ -451,8 +442,9 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     session.tracked.take(trainer.args.device)
     trainer.optimizer, trainer.lr_scheduler = first_optimizers
     drop_training_objects(trainer)
-    with raise_on_all_ranks(f"loading the model in {checkpoint}"):
-        trainer._load_from_checkpoint(str(checkpoint))
+    overridden = trainer._find_overrides(*READ_BY)
+    checkpoint = session.checkpoints.restore(source, trainer.args, overridden, trainer._load_from_checkpoint)
+    assert checkpoint is not None
     return checkpoint
 
 
@@ -486,9 +478,6 @@ def train_with_batch_size(
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *totals))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
-    with raise_on_all_ranks(f"looking into {run.folder}"):
-        steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
-        get_store(run.folder).refuse_foreign_folders(steps)
     run.announce()
     if run.remaining_epochs > 0:
         fit(trainer, run)
@@ -500,8 +489,7 @@ def train_with_batch_size(
 
 def _resume_batch_size(trainer: TrainerAttributesBase, checkpoint: Path) -> None:
     # Without a search the arguments decide.
-    size = read_state(checkpoint).train_batch_size
-    if trainer.args.auto_find_batch_size and size is not None:
+    if trainer.args.auto_find_batch_size and (size := read_state(checkpoint).train_batch_size) is not None:
         trainer._train_batch_size = size
 
 

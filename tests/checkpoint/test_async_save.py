@@ -20,7 +20,7 @@ from littrainer.checkpoint import writer
 from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import BackgroundSaveError, CheckpointManager
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.checkpoint.weights import read_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from tests.scenarios.collators import pad_tokens
@@ -95,7 +95,7 @@ def test_background_checkpoints_equal_synchronous_checkpoints_and_resume_exactly
     for name in ("checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-7"):
         ours, theirs = tmp_path / "background" / name, tmp_path / "waiting" / name
         assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
-        assert damage_in(ours) == []
+        assert find_damage(ours) == []
         for file in ("model.safetensors", "trainer_state.json", "scheduler.pt"):
             assert (ours / file).read_bytes() == (theirs / file).read_bytes()
     resumed = make(tmp_path / "background")
@@ -175,7 +175,7 @@ def test_if_training_ends_by_ctrl_c_the_pending_checkpoint_is_finished(tmp_path:
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, Ending()).train()
-    assert damage_in(tmp_path / "checkpoint-2") == []
+    assert find_damage(tmp_path / "checkpoint-2") == []
     assert make(tmp_path).train(resume_from_checkpoint=True).global_step == 7
 
 
@@ -188,7 +188,7 @@ def test_a_stop_signal_waits_for_the_pending_checkpoint_and_saves_another(tmp_pa
 
     trainer = make(tmp_path, Stopping(), enable_jit_checkpoint=True)
     assert trainer.train().global_step == 3
-    assert [damage_in(tmp_path / f"checkpoint-{step}") for step in (2, 3)] == [[], []]
+    assert [find_damage(tmp_path / f"checkpoint-{step}") for step in (2, 3)] == [[], []]
 
 
 def test_control_flags_that_on_save_sets_take_effect(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_an_overridden_save_pretrained_runs_on_the_main_thread(tmp_path: Path) -
     options = {"train_dataset": token_rows(8), "data_collator": pad_tokens}
     quiet_trainer(tmp_path, model, trainer_kwargs=options, max_steps=2, async_save=True, save_strategy="steps").train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
-    assert damage_in(tmp_path / "checkpoint-2") == []
+    assert find_damage(tmp_path / "checkpoint-2") == []
 
 
 def test_copies_share_memory_like_the_originals() -> None:

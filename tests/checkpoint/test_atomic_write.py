@@ -17,17 +17,20 @@ from littrainer.checkpoint.atomic_write import (
     STAGING_DIR,
     clean_staging_dir,
     delete_atomically,
-    read_sequence,
     staged_folder,
 )
-from littrainer.checkpoint.checksums import read_manifest, write_manifest
-from littrainer.checkpoint.verification import damage_in, list_edits
+from littrainer.checkpoint.checksums import read_manifest, readable_manifest, write_manifest
+from littrainer.checkpoint.verification import find_damage, find_edits
 
 
 def write(final: Path, **files: str) -> None:
     with staged_folder(final) as folder:
         for name, text in files.items():
             (folder / name).write_text(text)
+
+
+def list_sequences(run_dir: Path, *steps: int) -> list[int | None]:
+    return [readable_manifest(run_dir / f"checkpoint-{step}").sequence for step in steps]
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -40,7 +43,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
         (folder / "a").touch()
         # Overrides of Trainer methods read the step from the name.
         assert folder == tmp_path / STAGING_DIR / "checkpoint-5" and not final.exists()
-    assert damage_in(final) == [] and set(read_manifest(final).files) == {"a"}  # type: ignore[union-attr]
+    assert find_damage(final) == [] and set(read_manifest(final).files) == {"a"}  # type: ignore[union-attr]
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
@@ -64,10 +67,10 @@ def test_an_earlier_folder_is_replaced_except_files_that_a_user_added(tmp_path: 
     # As by an override of `_save_checkpoint` before `super()`.
     (final / "card").write_text("mine")
     write(final, a="before", outdated="x")
-    assert contents(final) == {"a": "before", "outdated": "x", "card": "mine"} and list_edits(final) == []
+    assert contents(final) == {"a": "before", "outdated": "x", "card": "mine"} and find_edits(final) == []
     (final / "notes").write_text("mine too")
     write(final, a="after")
-    assert contents(final) == {"a": "after", "notes": "mine too"} and list_edits(final) == damage_in(final) == []
+    assert contents(final) == {"a": "after", "notes": "mine too"} and find_edits(final) == find_damage(final) == []
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
@@ -144,7 +147,7 @@ def test_a_kill_during_replacement_or_deletion_leaves_only_complete_folders(
         assert not is_incomplete(final) and set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
         is_there = older.exists() and not is_incomplete(older)
         assert not is_there or contents(older) == {"a": "before", **files}, after
-        assert read_manifest(final) is None or list_edits(final) == damage_in(final) == [], after
+        assert read_manifest(final) is None or find_edits(final) == find_damage(final) == [], after
         ends.append((contents(final)["a"], is_there))
         if kill.calls <= after:
             break
@@ -183,10 +186,10 @@ def test_incomplete_staging_folders_are_removed_and_complete_folders_are_renamed
 def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> None:
     for step in (10, 20, 5):
         write(tmp_path / f"checkpoint-{step}", a="x")
-    assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [1, 2, 3]
+    assert list_sequences(tmp_path, 10, 20, 5) == [1, 2, 3]
     (tmp_path / "checkpoint-20" / "littrainer_manifest.json").write_text("{")
     (tmp_path / "checkpoint-10" / "littrainer_manifest.json").unlink()
-    assert [read_sequence(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
+    assert list_sequences(tmp_path, 10, 20, 5) == [None, None, 3]
 
 
 def test_deleting_a_link_leaves_its_target(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from littrainer.checkpoint.checksums import (
     update_manifest,
     write_manifest,
 )
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 
 
 def test_a_manifest_lists_files_in_subfolders_but_neither_links_nor_itself(tmp_path: Path) -> None:
@@ -59,13 +59,9 @@ def test_a_manifest_is_cached_until_its_file_changes(tmp_path: Path, monkeypatch
     assert readable_manifest(moved) == readable_manifest(tmp_path) == Manifest({})
 
 
-@pytest.fixture(
-    params=[(0, 60), (MIN_LARGE_FILE_BYTES, 60), (MIN_LARGE_FILE_BYTES, 0)],
-    ids=["large files", "small files", "small files on a slow disk"],
-)
+@pytest.fixture(params=[0, MIN_LARGE_FILE_BYTES], ids=["large files", "small files"])
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    for name, value in zip(("MIN_LARGE_FILE_BYTES", "MIN_FSYNC_FOR_THREADS_S"), request.param, strict=True):
-        monkeypatch.setattr(checksums, name, value)
+    monkeypatch.setattr(checksums, "MIN_LARGE_FILE_BYTES", request.param)
     (tmp_path / "below").mkdir()
     (tmp_path / "a").write_text("one")
     (tmp_path / "below" / "b").write_text("two")
@@ -85,7 +81,7 @@ def test_files_that_change_after_hashing_are_hashed_again(folder: Path) -> None:
     os.remove(folder / "below" / "b")
     builder.complete()
     builder.close()
-    assert damage_in(folder) == []
+    assert find_damage(folder) == []
     assert set(read_manifest(folder).files) == {"a"}  # type: ignore[union-attr]
 
 
@@ -112,7 +108,7 @@ def test_a_file_system_without_fsync_is_no_error(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "fsync", refuse)
     write_with_builder(folder)
-    assert damage_in(folder) == []
+    assert find_damage(folder) == []
 
 
 def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
@@ -124,7 +120,7 @@ def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
     (folder / "added").touch()
     os.remove(folder / "below" / "b")
     update_manifest(folder)
-    assert damage_in(folder) == []
+    assert find_damage(folder) == []
     manifest = read_manifest(folder)
     assert manifest is not None and manifest.sequence == 4
     assert manifest.files == {name: file_record(folder / name) for name in ("a", "added")}
@@ -132,15 +128,11 @@ def test_later_changes_by_user_code_are_no_damage(folder: Path) -> None:
 
 FILE = {"size": 1, "crc32": "00000000"}
 ODD_MANIFESTS: dict[str, Any] = {
-    "a size of null": {"files": {"x": {**FILE, "size": None}}},
     "an endless size": {"files": {"x": {**FILE, "size": math.inf}}},
     "a sum that is no number": {"files": {"x": {**FILE, "crc32": "zz"}}},
     "a number as sum": {"files": {"x": {**FILE, "crc32": 5}}},
     "a list of files": {"files": ["x"]},
-    "a sequence of letters": {"sequence": "x"},
-    "an endless sequence": {"sequence": math.inf},
     "deep": "[" * 200_000,
-    "a number of 5,000 digits": '{"crc32": ' + "1" * 5000 + "}",
 }
 
 

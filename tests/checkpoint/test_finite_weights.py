@@ -14,7 +14,7 @@ from transformers import DataCollatorForTokenClassification
 
 from littrainer import TrainerCallback
 from littrainer.checkpoint.checksums import update_manifest, write_manifest
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume, get_last_checkpoint
+from littrainer.checkpoint.manager import CheckpointManager, get_last_checkpoint
 from littrainer.checkpoint.verification import readable_manifest
 from littrainer.checkpoint.weights import find_nonfinite_weights
 from tests.scenarios.data import tag_rows, tiny_tokenizer
@@ -147,7 +147,7 @@ def test_resuming_skips_nonfinite_checkpoints_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_checkpoints(tmp_path, {1: True, 2: None, 3: False, 4: False})
-    assert find_checkpoint_to_resume(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
+    assert CheckpointManager().find(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
     (warning,) = caplog.messages
     assert f"{tmp_path / 'checkpoint-4'}, {tmp_path / 'checkpoint-3'}" in warning
     assert f"{tmp_path / 'checkpoint-2'} is the newest one before" in warning
@@ -159,5 +159,5 @@ def test_a_nonfinite_checkpoint_is_resumed_only_by_name(tmp_path: Path, caplog: 
     caplog.clear()
     folder = tmp_path / "checkpoint-3"
     with caplog.at_level(logging.WARNING):
-        assert find_checkpoint_to_resume(str(folder), str(tmp_path), needed=()) == folder
+        assert CheckpointManager().find(str(folder), str(tmp_path), needed=()) == folder
     assert [str(folder) in message and "finite" in message for message in caplog.messages] == [True]

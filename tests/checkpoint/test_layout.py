@@ -13,7 +13,7 @@ from transformers import trainer_utils as theirs
 from littrainer.checkpoint import layout as ours
 from littrainer.checkpoint import retention
 from littrainer.checkpoint.checksums import write_manifest
-from littrainer.checkpoint.distributed_resume import get_last_checkpoint
+from littrainer.checkpoint.manager import get_last_checkpoint
 from littrainer.checkpoint.retention import rotate_checkpoints, sort_checkpoints
 from tests.scenarios.trainers import quiet_trainer
 

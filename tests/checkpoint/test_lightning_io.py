@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import littrainer
 from littrainer import TransformersCheckpointIO
-from tests.lightning_users.curves import QUIET
+from tests.lightning_users.curves import QUIET, get_weights
 from tests.scenarios.data import Rows, tiny_tokenizer, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -73,17 +73,13 @@ def fit(
     return trainer
 
 
-def weights(module: nn.Module) -> dict[str, Any]:
-    return {name: value.tolist() for name, value in module.state_dict().items()}
-
-
 def test_a_lightning_training_resumes_exactly_from_a_folder(tmp_path: Path) -> None:
     uninterrupted, second = VectorModule(note="a"), VectorModule()
     fit(tmp_path / "step.ckpt", uninterrupted, epochs=2, save_at=EPOCH_STEPS)
     trainer = fit(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
     assert trainer.global_step == 2 * EPOCH_STEPS
     assert second.losses == uninterrupted.losses[EPOCH_STEPS:]
-    assert weights(second) == weights(uninterrupted)
+    assert get_weights(second) == get_weights(uninterrupted)
     assert sorted(path.name for path in (tmp_path / "step.ckpt").iterdir()) == [
         "lightning_state.pt",
         "littrainer_manifest.json",
@@ -97,7 +93,7 @@ def test_a_transformers_model_is_saved_with_its_tokenizer_for_from_pretrained(tm
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "model")
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
-    assert weights(loaded) == weights(module.model)
+    assert get_weights(loaded) == get_weights(module.model)
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model")("loss")["input_ids"]
     state = torch.load(tmp_path / "model" / "lightning_state.pt", weights_only=True)
     assert state["further_weights"]["temperature"] == 1
@@ -119,9 +115,9 @@ def test_model_checkpoint_keeps_and_loads_the_best_folder(tmp_path: Path) -> Non
     trainer.fit(module, batches())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=1-step=10.ckpt", "last.ckpt"]
     best = load_file(tmp_path / "epoch=1-step=10.ckpt" / "model.safetensors")
-    after_training = weights(module.model)
+    after_training = get_weights(module.model)
     trainer.validate(module, batches(), ckpt_path="best", verbose=False)
-    assert weights(module.model) == {name: value.tolist() for name, value in best.items()} != after_training
+    assert get_weights(module.model) == {name: value.tolist() for name, value in best.items()} != after_training
 
 
 @pytest.mark.parametrize("library", [littrainer, transformers], ids=["ours", "theirs"])
@@ -149,7 +145,7 @@ def test_lightning_resumes_from_a_trainers_checkpoint(tmp_path: Path, library: A
         def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             moments = [state["exp_avg"].tolist() for state in trainer.optimizers[0].state.values()]
             rates = trainer.lr_scheduler_configs[0].scheduler.last_epoch
-            first.append((trainer.global_step, trainer.current_epoch, weights(module.model), moments, rates))
+            first.append((trainer.global_step, trainer.current_epoch, get_weights(module.model), moments, rates))
 
     trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module)], callbacks=[Look()], max_epochs=2, **QUIET)
     trainer.fit(module, batches(), ckpt_path=folder)
@@ -161,7 +157,7 @@ def test_lightning_resumes_from_a_trainers_checkpoint(tmp_path: Path, library: A
     assert len(module.losses) == 2 * EPOCH_STEPS - saved_at and trainer.global_step == 2 * EPOCH_STEPS
     for use in (trainer.validate, trainer.test, trainer.predict):
         use(module, batches(), ckpt_path=folder)
-        assert weights(module.model) == at_start
+        assert get_weights(module.model) == at_start
 
 
 def test_a_model_only_folder_can_be_validated_but_not_resumed(tmp_path: Path) -> None:
@@ -190,7 +186,7 @@ def test_the_trainer_resumes_from_checkpoints_of_its_lightning_callbacks(tmp_pat
     resumed = quiet_trainer(tmp_path / "again", rows=20, num_train_epochs=2)
     output = resumed.train(resume_from_checkpoint=str(folder))
     assert output.global_step == 10
-    assert weights(resumed.model) == weights(uninterrupted.model)
+    assert get_weights(resumed.model) == get_weights(uninterrupted.model)
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from littrainer.checkpoint.distributed_resume import NEEDED_TO_RESUME, find_checkpoint_to_resume
+from littrainer.checkpoint.manager import NEEDED_TO_RESUME, CheckpointManager
 from littrainer.checkpoint.reader import load_optimizer, load_random_states, load_scheduler
 from littrainer.checkpoint.weights import write_weights
 from tests.checkpoint.malicious import Creates
@@ -33,23 +33,23 @@ def test_resume_from_checkpoint_is_none_true_or_a_folder(tmp_path: Path) -> None
     for step in (9, 10, 2):
         complete_checkpoint(tmp_path / f"checkpoint-{step}")
     folder = complete_checkpoint(tmp_path / "elsewhere")
-    assert find_checkpoint_to_resume(True, str(tmp_path)) == tmp_path / "checkpoint-10"
-    assert find_checkpoint_to_resume(str(folder), "unused") == folder
-    assert {find_checkpoint_to_resume(nothing, str(tmp_path)) for nothing in (None, False, "")} == {None}
+    assert CheckpointManager().find(True, str(tmp_path)) == tmp_path / "checkpoint-10"
+    assert CheckpointManager().find(str(folder), "unused") == folder
+    assert {CheckpointManager().find(nothing, str(tmp_path)) for nothing in (None, False, "")} == {None}
 
 
 def test_last_checkpoint_is_a_pushed_folder_or_else_the_newest_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="resume_from_checkpoint=last-checkpoint, but there is no intact"):
-        find_checkpoint_to_resume("last-checkpoint", str(tmp_path))
+        CheckpointManager().find("last-checkpoint", str(tmp_path))
     newest = complete_checkpoint(tmp_path / "checkpoint-7")
-    assert find_checkpoint_to_resume("last-checkpoint", str(tmp_path)) == newest
+    assert CheckpointManager().find("last-checkpoint", str(tmp_path)) == newest
     pushed = complete_checkpoint(tmp_path / "last-checkpoint")
-    assert find_checkpoint_to_resume("last-checkpoint", str(tmp_path)) == pushed
+    assert CheckpointManager().find("last-checkpoint", str(tmp_path)) == pushed
 
 
 def test_true_as_text_is_no_folder_and_said_to_be_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no such folder.*'True' is text: write True without quotes"):
-        find_checkpoint_to_resume("True", str(tmp_path))
+        CheckpointManager().find("True", str(tmp_path))
 
 
 @pytest.mark.parametrize("missing", [[name] for name in NEEDED_TO_RESUME] + [list(NEEDED_TO_RESUME[1:])], ids=str)
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
     for name in missing:
         os.remove(folder / name)
     with pytest.raises(ValueError, match=r"checkpoint-3.*another checkpoint.*from_pretrained") as caught:
-        find_checkpoint_to_resume(str(folder), str(tmp_path))
+        CheckpointManager().find(str(folder), str(tmp_path))
     assert f"checkpoint-3: {', '.join(missing)} is missing" in str(caught.value)
 
 

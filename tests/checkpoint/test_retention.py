@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import retention
 from littrainer.checkpoint.atomic_write import clean_staging_dir
-from littrainer.checkpoint.checksums import write_manifest
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
-from littrainer.checkpoint.retention import delete_all_but_best, rotate_checkpoints, thin_checkpoint
-from littrainer.checkpoint.verification import damage_in, list_edits, readable_manifest
+from littrainer.checkpoint.checksums import Manifest, write_manifest
+from littrainer.checkpoint.manager import CheckpointManager
+from littrainer.checkpoint.retention import rotate_checkpoints, thin_checkpoint
+from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import make_checkpoints
+from tests.checkpoint.test_writer import names_in
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 EACH_STEP: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
@@ -35,10 +36,6 @@ def steps_in(run_dir: Path) -> list[int]:
 
 def is_thinned(folder: Path) -> bool:
     return readable_manifest(folder).is_thinned
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 # ---- The newest finite checkpoint ------------------------------------------------------------------------------------
@@ -130,7 +127,7 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
     for step in (1, 2, 3, 4):
         ours, all_files = run / f"checkpoint-{step}", names_in(tmp_path / "whole" / f"checkpoint-{step}")
         assert names_in(ours) == (all_files - RESUME_FILES if step < 3 else all_files)
-        assert damage_in(ours) == list_edits(ours) == [] and is_thinned(ours) is (step < 3)
+        assert find_damage(ours) == find_edits(ours) == [] and is_thinned(ours) is (step < 3)
     resumed = quiet_trainer(run, keep_optimizer_states=2, **saving)
     resumed.train(resume_from_checkpoint=str(run / "checkpoint-3"))
     for name, weight in load_file(tmp_path / "whole" / "checkpoint-4" / "model.safetensors").items():
@@ -140,14 +137,14 @@ def test_older_checkpoints_are_thinned_to_their_weights_and_stay_intact(tmp_path
 def test_a_thinned_checkpoint_cannot_be_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, keep_optimizer_states=1, max_steps=3, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=r"checkpoint-2 was thinned .* Resume from .*checkpoint-3, or load"):
-        find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
+        CheckpointManager().find(str(tmp_path / "checkpoint-2"), str(tmp_path))
     newest = tmp_path / "checkpoint-3"
     newest.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="Resume from a complete one"):
-        find_checkpoint_to_resume(str(tmp_path / "checkpoint-2"), str(tmp_path))
+        CheckpointManager().find(str(tmp_path / "checkpoint-2"), str(tmp_path))
     caplog.clear()
     with pytest.raises(ValueError, match="there is no intact"):
-        find_checkpoint_to_resume(True, str(tmp_path))
+        CheckpointManager().find(True, str(tmp_path))
     assert not caplog.messages
 
 
@@ -197,15 +194,15 @@ def test_a_kill_during_thinning_leaves_the_checkpoint_usable(tmp_path: Path, mon
             kill = Kill(patch, after)
             with contextlib.suppress(Killed):
                 thin_checkpoint(folder)
-        assert damage_in(folder) == [], after
-        assert is_thinned(folder) or list_edits(folder) == [], after
+        assert find_damage(folder) == [], after
+        assert is_thinned(folder) or find_edits(folder) == [], after
         assert is_thinned(folder) or names_in(folder) >= complete, after
         ends.append(is_thinned(folder))
         clean_staging_dir(folder.parent)
         thin_checkpoint(folder)
         remaining = {"pytorch_model_fsdp.bin", "trainer_state.json", "littrainer_manifest.json"}
         assert names_in(folder) - {"littrainer_manifest.json.unfinished"} == remaining, after
-        assert damage_in(folder) == list_edits(folder) == [] and names_in(folder.parent) == {"checkpoint-4"}, after
+        assert find_damage(folder) == find_edits(folder) == [] and names_in(folder.parent) == {"checkpoint-4"}, after
         if kill.calls <= after:
             break
     assert list(dict.fromkeys(ends)) == [False, True]
@@ -229,19 +226,19 @@ def test_links_and_checkpoints_without_manifest_are_not_thinned(
 def test_rotation_skips_a_checkpoint_that_a_user_deletes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def delete_and_read(path: str) -> int | None:
-        if Path(path).name == "checkpoint-2":
+    def delete_and_read(path: Path) -> Manifest:
+        if path.name == "checkpoint-2" and path.exists():
             shutil.rmtree(path)
-        return read_sequence(path)
+        return readable_manifest(path)
 
-    read_sequence = retention.read_sequence
     make_checkpoints(tmp_path, {1: True, 2: True, 3: True, 4: True})
-    monkeypatch.setattr(retention, "read_sequence", delete_and_read)
+    monkeypatch.setattr(retention, "readable_manifest", delete_and_read)
     rotate_checkpoints(tmp_path, save_total_limit=2, use_mtime=True)
     assert steps_in(tmp_path) == [3, 4]
 
 
 def test_nothing_is_deleted_if_the_best_checkpoint_is_missing(tmp_path: Path) -> None:
     make_checkpoints(tmp_path, {1: True, 2: True})
-    delete_all_but_best(quiet_arguments(tmp_path), str(tmp_path), str(tmp_path / "checkpoint-3"))
+    arguments = quiet_arguments(tmp_path, save_total_limit=1)
+    CheckpointManager().delete_all_but_best(arguments, str(tmp_path), str(tmp_path / "checkpoint-3"))
     assert steps_in(tmp_path) == [1, 2]

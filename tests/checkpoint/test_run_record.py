@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -130,22 +129,6 @@ def test_classes_are_pickled_with_names_of_transformers() -> None:
             assert hasattr(importlib.import_module(module), name)
 
 
-def test_equal_arguments_are_pickled_once_and_changed_arguments_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args, path = quiet_arguments(tmp_path, lr_scheduler_kwargs={"num_cycles": 2}), tmp_path / "training_args.bin"
-    write_arguments(args, path)
-    written = path.read_bytes()
-    path.unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", lambda *arguments, **keywords: pytest.fail("written again"))
-        write_arguments(args, path)
-    assert path.read_bytes() == written
-    args.lr_scheduler_kwargs["num_cycles"] = 3
-    write_arguments(args, path)
-    assert torch.load(path, weights_only=False).lr_scheduler_kwargs == {"num_cycles": 3}
-
-
 class ScriptArguments(TrainingArguments):
     """A script's subclass."""
 
@@ -178,22 +161,3 @@ def test_only_tokens_keys_and_passwords_are_blanked(tmp_path: Path) -> None:
     assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
     assert {name: getattr(shared, name) for name in unchanged} == unchanged
     assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET
-
-
-def test_a_record_is_replaced_atomically(tmp_path: Path) -> None:
-    write_run_record(quiet_arguments(tmp_path, seed=1), tmp_path)
-    with open(tmp_path / "littrainer_run.json", encoding="utf-8") as reader:
-        write_run_record(quiet_arguments(tmp_path, seed=22), tmp_path)
-        assert json.load(reader)["arguments"]["seed"] == 1
-    assert record_in(tmp_path)["arguments"]["seed"] == 22 and len([*tmp_path.iterdir()]) == 1
-
-
-def test_the_record_of_another_user_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, before = tmp_path / "littrainer_run.json", tmp_path / "before"
-    record.write_text("another user's")
-    # Writing into the file would change both names.
-    before.hardlink_to(record)
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != record and access(path, mode))
-    write_run_record(quiet_arguments(tmp_path), tmp_path)
-    assert before.read_text() == "another user's" and "versions" in json.loads(record.read_text())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from littrainer.strategies.full_state import (
     get_optimizer_parameter_names,
     key_by_name,
 )
+from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import VectorClassifier
 
 OPTIMIZER_STATE: dict[str, Any] = {
@@ -57,28 +57,15 @@ def test_shards_are_loaded_into_existing_tensors(folder: Path) -> None:
         load_into(folder, {"other": torch.zeros(1)})
 
 
-class Harmful:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("harm",)
-
-
-def test_an_index_that_would_run_code_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    (folder / ".metadata").write_bytes(pickle.dumps(Harmful()))
-    with pytest.raises(ValueError, match=r"refused: it names .*mkdir"):
-        load_full_state(folder)
-    assert not Path("harm").exists()
-
-
-def test_a_value_that_would_run_code_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    harmful = tmp_path / "harmful"
-    distributed_checkpoint.save(
-        {"lr": Harmful()}, storage_writer=distributed_checkpoint.FileSystemWriter(harmful), no_dist=True
-    )
-    with pytest.raises(ValueError, match="could run code"):
-        load_full_state(harmful)
-    assert not Path("harm").exists()
+def test_an_index_and_a_value_that_would_run_code_are_refused(folder: Path, tmp_path: Path) -> None:
+    harmful, trace = tmp_path / "harmful", tmp_path / "was-run"
+    (folder / ".metadata").write_bytes(pickle.dumps(Creates(trace)))
+    writer = distributed_checkpoint.FileSystemWriter(harmful)
+    distributed_checkpoint.save({"lr": Creates(trace)}, storage_writer=writer, no_dist=True)
+    for unsafe in (folder, harmful):
+        with pytest.raises(ValueError, match=r"refused: \w+ names .*could run code"):
+            load_full_state(unsafe)
+    assert not trace.exists()
 
 
 def test_an_index_with_a_path_outside_of_the_folder_is_refused(folder: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from littrainer import Trainer
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.store import Store
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from tests.scenarios.data import tiny_tokenizer
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
@@ -98,7 +98,7 @@ def test_changes_by_overrides_and_callbacks_are_part_of_a_checkpoint(
     quiet_trainer(tmp_path, kind=CardWriter, trainer_kwargs=trainer_kwargs, **EVERY_STEP).train()
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
-        assert damage_in(folder) == []
+        assert find_damage(folder) == []
         manifest = read_manifest(folder)
         assert manifest is not None and {"before", "after", "trainer_state.json"} <= set(manifest.files)
         assert ("adapter/weights.safetensors" in manifest.files) == bool(trainer_kwargs)
@@ -111,7 +111,7 @@ def test_older_checkpoints_are_deleted_only_after_the_new_checkpoint_is_complete
     deleted: list[str] = []
 
     def watch(store: Store, path: str) -> None:
-        assert damage_in(tmp_path / "checkpoint-2") == []
+        assert find_damage(tmp_path / "checkpoint-2") == []
         deleted.append(Path(path).name)
 
     monkeypatch.setattr(Store, "delete", watch)

@@ -16,7 +16,7 @@ import pytest
 
 from littrainer import TrainingArguments
 from littrainer.checkpoint.run_record import write_run_record
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.cli import main
 from littrainer.commands import report
 from littrainer.commands.command_line import BadInput
@@ -134,7 +134,7 @@ def test_the_report_of_a_training_is_in_its_folder_and_has_its_arguments(
     # The report of a checkpoint is in its parent: another file in it would differ from its manifest.
     (out / "report.html").unlink()
     assert main(["report", str(out / "checkpoint-6"), "--no-png"]) == 0
-    assert (out / "report.html").is_file() and damage_in(out / "checkpoint-6") == []
+    assert (out / "report.html").is_file() and find_damage(out / "checkpoint-6") == []
     assert "load_best_model_at_end" in read_rows((out / "report.html").read_text())
 
 

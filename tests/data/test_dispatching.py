@@ -18,7 +18,7 @@ from transformers import BatchEncoding
 from littrainer.data import dispatching
 from littrainer.data.dispatching import NO_BATCH, UNREAD_BATCH, Dispatch
 from littrainer.data.sharding import ShardSpec
-from littrainer.distributed.failures import FailedElsewhere
+from littrainer.distributed.failures import PeerFailedError
 
 
 class Numbers(IterableDataset[dict[str, torch.Tensor]]):
@@ -154,7 +154,7 @@ def test_a_reading_error_is_raised_in_all_processes(
     other = Dispatch(ShardSpec(1, 2), reads=False, drop_last=False)
     assert next(other.global_batches(failing())) is UNREAD_BATCH
     monkeypatch.setattr(dispatching, "scatter_object", lambda parts: reader.sent[-1][1])
-    with pytest.raises(FailedElsewhere, match=r"Process 0, which reads the data for all.*OSError: no such shard"):
+    with pytest.raises(PeerFailedError, match=r"Process 0, which reads the data for all.*OSError: no such shard"):
         other.scatter(UNREAD_BATCH, UNREAD_BATCH)
 
 

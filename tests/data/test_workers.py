@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import DataLoader, get_worker_info
 
 from littrainer import Trainer
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.data import workers
 from littrainer.data.workers import iterate_batches, list_loader_workers
 from littrainer.distributed.failures import is_running
@@ -69,7 +69,7 @@ def make_preemptible_trainer(folder: Path, data: Any, **changes: Any) -> Trainer
 def test_workers_ignore_a_signal_on_which_the_training_saves(tmp_path: Path, mode: str) -> None:
     trainer = make_preemptible_trainer(tmp_path, Signalled(signal.SIGTERM, at=4), **MODES[mode])
     step = trainer.train().global_step
-    assert step < 9 and damage_in(tmp_path / f"checkpoint-{step}") == []
+    assert step < 9 and find_damage(tmp_path / f"checkpoint-{step}") == []
 
 
 class CustomLoader(DataLoader):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from littrainer.data.loaders import build_loader
 from littrainer.data.stream_end import UnequalData
 from littrainer.distributed.collectives import all_gather_object
-from littrainer.distributed.failures import FailedElsewhere
+from littrainer.distributed.failures import PeerFailedError
 from tests.data.test_packing import tokens_read
 from tests.data.test_token_batches import WithWidths
 from tests.distributed.checks import Check, run_checks
@@ -123,7 +123,7 @@ def only_the_first_process_reads_a_stream(folder: Path) -> None:
 
 def an_error_of_the_stream_ends_all_processes(folder: Path) -> None:
     message = "^Process 0.*OSError: shard 3 is gone" if RANK else "^shard 3 is gone"
-    with pytest.raises(FailedElsewhere if RANK else OSError, match=message):
+    with pytest.raises(PeerFailedError if RANK else OSError, match=message):
         make_trainer(folder, FailingStream(vector_rows(32)), max_steps=4).train()
 
 

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
 from littrainer.data.stream_end import UnequalData
-from littrainer.distributed.failures import FailedElsewhere
+from littrainer.distributed.failures import PeerFailedError
 from tests.distributed.checks import run_checks
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import Rows, token_rows, translation_rows, vector_rows
@@ -127,7 +127,7 @@ def an_error_of_a_metric_function_ends_all_processes(folder: Path) -> None:
         return {}
 
     message = "no rows of that kind" if RANK else "process 1 with ZeroDivisionError: no rows of that kind"
-    with pytest.raises(ZeroDivisionError if RANK else FailedElsewhere, match=message):
+    with pytest.raises(ZeroDivisionError if RANK else PeerFailedError, match=message):
         quiet_trainer(folder, trainer_kwargs={"compute_metrics": fail_in_second_process}).evaluate()
 
 

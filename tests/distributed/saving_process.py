@@ -30,7 +30,7 @@ from littrainer.checkpoint import sharded_files, weights
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, WEIGHTS_FOLDER
 from littrainer.checkpoint.store import LOCK_NAME
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.distributed.collectives import barrier
 from littrainer.lightning_adapter.run_lightning import import_lightning
 from tests.distributed.checks import run_checks
@@ -101,7 +101,7 @@ def get_error(work: Callable[[], Any]) -> str:
 
 def check_errors(error: str, failed_rank: int, *texts: str) -> None:
     """Assert that the error of each process contains the texts, and names the process that failed."""
-    assert ("FailedElsewhere" in error) is (failed_rank != RANK)
+    assert ("PeerFailedError" in error) is (failed_rank != RANK)
     for text in (*texts, *([] if failed_rank == RANK else [f"failed in process {failed_rank}"])):
         assert text in error
 
@@ -116,7 +116,7 @@ def inspect_run(folder: Path) -> list[Any]:
     """Return names of a run's checkpoints, damage and hidden files, after all processes have finished it."""
     barrier()
     checkpoints = sorted(folder.glob("checkpoint-*"))
-    damage = [problem for path in checkpoints for problem in damage_in(path)]
+    damage = [problem for path in checkpoints for problem in find_damage(path)]
     hidden = sorted(path.name for path in folder.glob(".*"))
     barrier()
     return [*(path.name for path in checkpoints), *damage, *hidden]
@@ -509,7 +509,7 @@ def checkpoints_of_lightning_callbacks_have_files_of_each_process(folder: Path) 
     (saved,) = (folder / "best").iterdir()
     resumed = make(folder / "run", save_strategy="no")
     resumed.train(resume_from_checkpoint=str(saved))
-    assert list_files(saved) == sorted(["lightning_state.pt", *FILES]) and damage_in(saved) == []
+    assert list_files(saved) == sorted(["lightning_state.pt", *FILES]) and find_damage(saved) == []
     assert get_weights(resumed) == REFERENCE_WEIGHTS
 
 

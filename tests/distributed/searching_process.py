@@ -18,7 +18,7 @@ import torch
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.distributed.collectives import all_gather_object
-from littrainer.distributed.failures import LostProcess
+from littrainer.distributed.failures import PeerLostError
 from littrainer.search import distributed_search, wandb_sweep
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import load_search_record
@@ -115,7 +115,7 @@ def a_failure_in_a_process_fails_the_trial_in_both_and_the_search_continues(fold
     trainer = make_trainer(folder, FailsInSecondProcess, {"compute_metrics": metrics})
     first, second = search(trainer, n_trials=4)
     third = first["trials"][2][2]
-    error = f"FailedElsewhere: Process 0 ends because a forward pass failed in process 1 with ValueError: {LOST_MEMORY}"
+    error = f"PeerFailedError: Process 0 ends because a forward pass failed in process 1 with ValueError: {LOST_MEMORY}"
     assert [trial[1:] for trial in first["trials"]] == [
         ("COMPLETE", None),
         ("FAIL", error),
@@ -212,7 +212,7 @@ def a_failure_between_steps_ends_the_search_in_both_and_is_named(folder: Path) -
     distributed_search.MAX_WAIT_FOR_FAILURES_S = 1.0
     trainer = make_trainer(folder, eval_strategy="no")
     trainer.add_callback(FailsBetweenSteps())
-    with pytest.raises(LostProcess, match=r"failed(.|\n)*ValueError: the disk of this process is full"):
+    with pytest.raises(PeerLostError, match=r"failed(.|\n)*ValueError: the disk of this process is full"):
         trainer.hyperparameter_search(rate, n_trials=3, backend="optuna")
     assert len(trainer.recorder.begun) == 1
 

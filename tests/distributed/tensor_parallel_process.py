@@ -20,13 +20,13 @@ from torchmetrics.classification import MulticlassStatScores
 
 from littrainer import Trainer
 from littrainer.distributed.layout import get_process_layout
+from tests.distributed.sharded_process import PROMPT, curve
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.models import CLASSES, FEATURES, VectorClassifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 TOKENS = 33
-PROMPT = [[5, 6, 7]]
 EVALUATED_ROWS = 7
 
 
@@ -116,11 +116,6 @@ def remap(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def curve(trainer: Trainer) -> list[tuple[float, float]]:
-    """Return losses and gradient norms of a training."""
-    return [(log["loss"], log["grad_norm"]) for log in trainer.state.log_history if "loss" in log]
 
 
 def train_by_plan(folder: Path) -> dict[str, Any]:

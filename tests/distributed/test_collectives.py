@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from littrainer.distributed import collectives
-from littrainer.distributed.failures import LostProcess
+from littrainer.distributed.failures import PeerLostError
 from tests.distributed.process_launch import start_processes
 from tests.scenarios.once_per_session import run_once
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS
@@ -58,7 +58,7 @@ def test_an_error_ends_all_processes_with_its_rank_and_cause(results: list[dict[
             if rank == failed:
                 assert result[name] == error
             else:
-                assert result[name].startswith(f"FailedElsewhere: Process {rank} ends because ")
+                assert result[name].startswith(f"PeerFailedError: Process {rank} ends because ")
                 assert message in result[name]
     assert [result["fails_in_all"] for result in results] == ["KeyError: 0", "KeyError: 1", "KeyError: 2"]
 
@@ -88,7 +88,7 @@ def test_a_single_process_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_ctrl_c_does_not_wait_and_lost_processes_hide_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_lost_process(*_: Any) -> Any:
-        raise LostProcess("they have ended")
+        raise PeerLostError("they have ended")
 
     monkeypatch.setattr(collectives, "is_distributed", lambda: True)
     monkeypatch.setattr(collectives, "KEEPALIVE_INTERVAL_S", 0.01)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,8 @@ from littrainer import TrainingArguments
 from littrainer.distributed import collectives, failures
 from littrainer.distributed.environment import REPORTS
 from littrainer.distributed.failures import (
-    HUNG_FILE,
-    FailedElsewhere,
-    HangError,
-    LostProcess,
+    PeerFailedError,
+    PeerLostError,
     describe_connection_loss,
     name_failed_process,
     publish_failure,
@@ -61,7 +60,7 @@ def test_a_lost_connection_names_the_process_that_failed_and_its_error(act_as: A
         raise ValueError("sample 17 is damaged")
     act_as(0)
     complaint = "Process 0 of 2 ends training: process 1 failed with ValueError: sample 17 is damaged"
-    with pytest.raises(LostProcess, match=complaint) as caught, name_failed_process("training"):
+    with pytest.raises(PeerLostError, match=complaint) as caught, name_failed_process("training"):
         raise RuntimeError(CLOSED)
     assert str(caught.value.__cause__) == CLOSED
 
@@ -82,7 +81,7 @@ def test_an_error_of_an_exchange_names_the_failed_process(act_as: ActAs, monkeyp
     message = (
         "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
     )
-    with pytest.raises(LostProcess, match=message):
+    with pytest.raises(PeerLostError, match=message):
         collectives.any_rank(True)
 
 
@@ -90,7 +89,7 @@ def test_invalid_utf_8_in_an_error_is_escaped(act_as: ActAs) -> None:
     act_as(1)
     publish_failure(ValueError("caf\udce9.wav is no sound"))
     act_as(0)
-    with pytest.raises(LostProcess, match=r"failed with ValueError: caf\\udce9\.wav"), name_failed_process("a"):
+    with pytest.raises(PeerLostError, match=r"failed with ValueError: caf\\udce9\.wav"), name_failed_process("a"):
         raise RuntimeError(CLOSED)
 
 
@@ -100,14 +99,14 @@ def test_an_error_of_the_script_is_not_converted(act_as: ActAs) -> None:
         raise RuntimeError("shapes do not fit")
 
 
-@pytest.mark.parametrize("consequence", [LostProcess("another"), FailedElsewhere("another")])
+@pytest.mark.parametrize("consequence", [PeerLostError("another"), PeerFailedError("another")])
 def test_a_consequence_of_another_failure_is_not_published(act_as: ActAs, consequence: Exception) -> None:
     act_as(0)
     publish_failure(consequence)
     act_as(1)
     publish_failure(KeyError("the cause"))
     act_as(0)
-    with pytest.raises(LostProcess, match="process 1 failed with KeyError"), name_failed_process("training"):
+    with pytest.raises(PeerLostError, match="process 1 failed with KeyError"), name_failed_process("training"):
         raise RuntimeError(CLOSED)
 
 
@@ -118,7 +117,7 @@ def test_an_error_that_a_script_has_caught_is_not_named_later(act_as: ActAs) -> 
     with name_failed_process("training"):
         pass
     act_as(0)
-    with pytest.raises(LostProcess) as caught, name_failed_process("training"):
+    with pytest.raises(PeerLostError) as caught, name_failed_process("training"):
         raise RuntimeError(CLOSED)
     assert "out of memory" not in str(caught.value)
 
@@ -164,11 +163,24 @@ def test_errors_of_the_arguments_are_written_for_the_agent(tmp_path: Path, monke
     assert report["message"]["message"].startswith("ValueError: ddp_timeout=0") and report["is_consequence"] is False
 
 
-def test_a_hang_marks_its_process(act_as: ActAs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(REPORTS, f"{os.getppid()}:{tmp_path}")
-    act_as(0)
-    sys.excepthook(HangError, HangError("Training has not moved"), None)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{HUNG_FILE}-{os.getpid()}"]
+HANGS_AT_ITS_END = """
+import sys, time
+from littrainer.distributed import failures
+failures.MIN_ENDING_TIMEOUT_S = 0.5
+failures.report_errors_to_agent()
+try:
+    raise failures.HangError("Training has not moved")
+except failures.HangError as error:
+    sys.excepthook(type(error), error, error.__traceback__)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_at_its_end_too_is_ended(tmp_path: Path) -> None:
+    environment = {**os.environ, REPORTS: f"{os.getpid()}:{tmp_path}", failures.ERROR_FILE: str(tmp_path / "error")}
+    done = subprocess.run([sys.executable, "-c", HANGS_AT_ITS_END], env=environment, timeout=300)
+    assert done.returncode == 1 and "Training has not moved" in (tmp_path / "error").read_text()
+    assert "Timeout" in (tmp_path / f"{failures.STACKS_FILE}-0.txt").read_text()
 
 
 def test_a_worker_without_a_process_id_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ def make_report(message: str, timestamp: int) -> dict[str, Any]:
 
 def test_the_root_cause_is_named_and_not_its_consequences(tmp_path: Path) -> None:
     failures = {
-        0: make_failure(0, 1, tmp_path / "0", message=make_report("LostProcess: 2 failed", 10), is_consequence=True),
+        0: make_failure(0, 1, tmp_path / "0", message=make_report("PeerLostError: 2 failed", 10), is_consequence=True),
         1: make_failure(1, -15, tmp_path / "1"),
         2: make_failure(2, 1, tmp_path / "2", message=make_report("ValueError:\n sample 17", 11), is_consequence=False),
     }
@@ -101,13 +99,3 @@ def test_processes_have_time_to_save_a_checkpoint_after_a_signal(
     monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
     assert launcher.run_processes(Launch(2, grace_seconds=grace), ["python"]) == 0
     assert timeouts == [(seconds, str(seconds))]
-
-
-def test_a_process_has_some_time_to_end_after_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "MIN_ENDING_TIMEOUT_S", 2.0)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        (tmp_path / f"hung-{process.pid}").touch()
-        with launcher._end_processes_without_heartbeat(tmp_path, 0.1) as ended:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(1)
-            assert process.wait(30) and ended[process.pid].startswith("has not responded for 2 s")

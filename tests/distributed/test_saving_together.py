@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from tests.distributed import saving_process
 from tests.distributed.checks import assert_passed, run_checks_in_processes
 from tests.distributed.saving_process import CHECKPOINTS, MAX_WAIT, make
@@ -31,7 +31,7 @@ def test_killing_a_process_that_saves_ends_the_other_and_the_next_run_cleans_up(
     assert f"process {victim} has ended" in survivor["error"]
     assert survivor["seconds"] < MAX_WAIT.total_seconds() / 2
     run = folder / f"killed{victim}" / "run"
-    assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
+    assert find_damage(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
     trainer = make(run)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 6
@@ -44,6 +44,6 @@ def test_killing_a_process_that_writes_shards_ends_the_other_and_the_next_run_cl
     survivor = json.loads((folder / "killed-with-shards" / "0.json").read_text())
     assert "process 1 has ended" in survivor["error"] and survivor["seconds"] < MAX_WAIT.total_seconds() / 2
     run = folder / "killed-with-shards" / "run"
-    assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
+    assert find_damage(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
     make(run).train(resume_from_checkpoint=True)
     assert sorted(path.name for path in run.iterdir()) == [*CHECKPOINTS, "littrainer_run.json"]

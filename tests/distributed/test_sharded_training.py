@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from littrainer.checkpoint.checksums import list_files
-from littrainer.checkpoint.distributed_resume import find_checkpoint_to_resume
+from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.reader import read_optimizer_state
 from littrainer.checkpoint.sharded_files import read_fsdp_weights
-from littrainer.checkpoint.verification import damage_in, readable_manifest
+from littrainer.checkpoint.verification import find_damage, readable_manifest
 from tests.distributed import sharded_process
 from tests.distributed.process_launch import read_results, run_in_processes
 from tests.distributed.sharded_process import CHECKS, STEPS, create_adapter, curve, llama, make_trainer
@@ -131,7 +131,7 @@ def test_checkpoints_have_the_files_that_transformers_has_for_fsdp(folder: Path)
 )
 def test_background_checkpoints_equal_synchronous_checkpoints(waiting: str, background: str, folder: Path) -> None:
     expected, ours = folder / waiting, folder / background
-    assert damage_in(ours) == [] and list_files(ours) == list_files(expected)
+    assert find_damage(ours) == [] and list_files(ours) == list_files(expected)
     for read in (read_fsdp_weights, lambda checkpoint: read_optimizer_state(checkpoint)[1]["state"]):
         torch.testing.assert_close(read(ours), read(expected), rtol=0, atol=0)
 
@@ -140,7 +140,7 @@ def test_background_checkpoints_equal_synchronous_checkpoints(waiting: str, back
 def test_a_single_process_resumes_checkpoints_of_two(
     checkpoint: str, folder: Path, results: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert find_checkpoint_to_resume(str(folder / checkpoint), str(folder)) is not None
+    assert CheckpointManager().find(str(folder / checkpoint), str(folder)) is not None
     trainer = make_trainer(tmp_path, per_device_train_batch_size=4)
     trainer.train(resume_from_checkpoint=str(folder / checkpoint))
     assert same_numbers(curve(trainer), results[0]["ddp"]["curve"])

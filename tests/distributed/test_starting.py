@@ -59,7 +59,7 @@ def test_killing_a_process_ends_the_other_with_an_error_that_names_it(tmp_path: 
     (first, output), (second, _) = run_by_hand(script, str(tmp_path / "out"))
     assert second == -signal.SIGKILL
     assert first == 1
-    assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without reporting an error" in output
+    assert "PeerLostError: Process 0 of 2 ends training: process 1 has ended without reporting an error" in output
 
 
 @pytest.mark.parametrize("arguments", [[], ["state first"]], ids=["by ours", "by the script"])

@@ -37,7 +37,7 @@ from unittest import mock
 
 import torch
 
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.cli import main as littrainer
 from tests.distributed.starting import get_plain_environment
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS
@@ -218,7 +218,7 @@ def outcome_of(schedule: Schedule, folder: Path) -> str:
         return f"ended with status {status}: {log[-2000:]}"
     if rows_of_epochs(folder) != [list(range(ROWS))] * (STEPS * GLOBAL_BATCH_SIZE // ROWS):
         return "rows lost or doubled"
-    if schedule.is_remote and damage_in(folder / "remote" / f"checkpoint-{STEPS}"):
+    if schedule.is_remote and find_damage(folder / "remote" / f"checkpoint-{STEPS}"):
         return "the newest remote checkpoint is damaged"
     return "" if log.count("littrainer: restart ") >= len(schedule.faults) else f"a fault did not occur: {log}"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from tests.faults.damage import build_trainer, is_equal, quiet, weights_of
 
 PAGE = 4096
@@ -47,7 +47,7 @@ def outcome_on(folder: Path, expected: dict[str, torch.Tensor]) -> tuple[str, st
     except Exception as error:
         return f"other error: {error!r}", file
     checkpoints = sorted((folder / "run").glob("checkpoint-*"))
-    if any(damage_in(checkpoint) for checkpoint in checkpoints):
+    if any(find_damage(checkpoint) for checkpoint in checkpoints):
         return "torn checkpoint", file
     if any((folder / "run").glob(".*")):
         return "incomplete files remain", file

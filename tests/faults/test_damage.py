@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.checkpoint.verification import damage_in, list_edits
+from littrainer.checkpoint.verification import find_damage, find_edits
 from tests.faults.damage import DAMAGED, DAMAGES, Matrix
 
 # Files that no resume reads; and without manifest a checkpoint is like those of transformers.
@@ -29,9 +29,9 @@ def test_damage_to_any_file_is_reported(matrix: Matrix, tmp_path: Path, name: st
         folder = tmp_path / file
         shutil.copytree(matrix.root / "stopped" / DAMAGED, folder)
         DAMAGES[name](folder / file)
-        damage = damage_in(folder)
+        damage = find_damage(folder)
         if name == "bit flipped" and file in EDITED:
-            assert damage or list_edits(folder) == [f"{file} changed"]
+            assert damage or find_edits(folder) == [f"{file} changed"]
         elif (file, name) in HARMLESS:
             assert damage == []
         else:

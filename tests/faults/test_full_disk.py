@@ -14,7 +14,7 @@ import torch
 
 from littrainer import Trainer
 from littrainer.checkpoint import writer
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -83,7 +83,7 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_still_resumes(
     assert caught.value.errno == errno.ENOSPC
     assert not trainer.is_in_train and trainer.state.global_step == FULL_AT
     assert sorted(os.listdir(tmp_path / "full")) == [f"checkpoint-{LAST_GOOD}", "littrainer_run.json"]
-    assert damage_in(tmp_path / "full" / f"checkpoint-{LAST_GOOD}") == []
+    assert find_damage(tmp_path / "full" / f"checkpoint-{LAST_GOOD}") == []
 
     resumed = quiet_trainer(tmp_path / "full", VectorClassifier(), logging_steps=1, **SETTINGS)
     resumed.train(resume_from_checkpoint=True)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.checkpoint.weights import read_weights
 from tests.faults.signals import SignalIn
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS
@@ -129,7 +129,7 @@ def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_ha
     stopped.save_model(str(tmp_path / "model"))
     assert all(torch.equal(read_weights(tmp_path / "model")[name], tensor) for name, tensor in expected.items())
     stopped._save_checkpoint(stopped.model, trial=None)
-    assert damage_in(tmp_path / "stopped" / f"checkpoint-{done}") == []
+    assert find_damage(tmp_path / "stopped" / f"checkpoint-{done}") == []
     before = [number for number in presses.ended if number <= done]
     presses.ended.clear()
     presses.step = 0

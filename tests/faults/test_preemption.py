@@ -107,13 +107,13 @@ def test_training_stops_with_a_checkpoint_that_resumes_exactly(tmp_path: Path, p
     recorder = Recorder()
     stopped = make(tmp_path / "stopped", SignalIn(event, step), recorder, kind=kind)
     assert stopped.train().global_step == saved
-    assert stopped.preemption.agreed == signal.SIGTERM
+    assert stopped.preemption.stop_signal == signal.SIGTERM
     assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == [f"checkpoint-{saved}"]
     assert recorder.events.count(("save", saved)) == 1 and recorder.events[-1] == ("end", saved)
     resumed = make(tmp_path / "stopped", kind=kind)
     resumed.train(resume_from_checkpoint=True)
     check_same_training(resumed, uninterrupted)
-    assert resumed.preemption.agreed is None
+    assert resumed.preemption.stop_signal is None
 
 
 EACH_EPOCH: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
@@ -146,7 +146,7 @@ def test_pending_evaluations_are_rerun_and_the_best_is_recorded(
 def test_a_signal_after_the_last_step_is_recorded(tmp_path: Path) -> None:
     trainer = make(tmp_path, SignalIn("on_train_end", 7))
     assert trainer.train().global_step == 7
-    assert trainer.preemption.agreed == signal.SIGTERM
+    assert trainer.preemption.stop_signal == signal.SIGTERM
 
 
 def test_an_evaluation_is_interrupted_and_rerun(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_jit_checkpoint_signals_says_which_signals_save(
 ) -> None:
     trainer = make(tmp_path, SignalIn("on_step_end", 2, sent), jit_checkpoint_signals=trainer_kwargs)
     assert trainer.train().global_step == (2 if stops else 7)
-    assert (trainer.preemption.agreed == sent) is stops
+    assert (trainer.preemption.stop_signal == sent) is stops
 
 
 def test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training(

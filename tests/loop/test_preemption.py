@@ -25,11 +25,11 @@ for step in range(1, 7):
     if rank == 1 and step == 3:
         signal.raise_signal(signal.SIGUSR1)
     dist.barrier()
-    preemption.agree()
-    if preemption.agreed is not None:
+    preemption.sync_signal()
+    if preemption.stop_signal is not None:
         break
 preemption.stop()
-print(json.dumps([step, preemption.agreed.name, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL]))
+print(json.dumps([step, preemption.stop_signal.name, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL]))
 end_process()
 """
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, get_last_checkpoint
-from littrainer.checkpoint import distributed_resume
+from littrainer.checkpoint import manager
 from littrainer.checkpoint.checksums import MANIFEST_NAME
-from littrainer.checkpoint.distributed_resume import identify_checkpoints
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME
+from littrainer.checkpoint.manager import identify_checkpoints
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.distributed import environment
 from littrainer.loop.resuming import read_resume_record
@@ -242,7 +242,7 @@ def test_auto_resumes_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
 
 def test_a_restarted_script_resumes_from_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*folders: str) -> list[int]:
-        monkeypatch.setattr(distributed_resume, "_trainings", itertools.count())
+        monkeypatch.setattr(manager, "_trainings", itertools.count())
         first_steps = []
         for folder in folders:
             trainer = quiet_trainer(tmp_path / folder, max_steps=2, save_strategy="steps", save_steps=1)
@@ -270,7 +270,7 @@ def test_a_restarted_script_ignores_an_older_run(
     folder = f"file://{tmp_path}/there" if is_remote else str(tmp_path / "run")
 
     def started(is_interrupted: bool = False) -> int:
-        monkeypatch.setattr(distributed_resume, "_trainings", itertools.count())
+        monkeypatch.setattr(manager, "_trainings", itertools.count())
         trainer = quiet_trainer(folder, max_steps=2, save_strategy="steps", save_steps=1)
         if is_interrupted:
             trainer.add_callback(Interrupted())

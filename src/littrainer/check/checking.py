@@ -25,7 +25,7 @@ from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, def
 from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, format_error, format_seconds, make_finding
 from littrainer.check.rows import LABELS, RowSummary, can_select, select_rows, summarize_rows
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import find_damage
 from littrainer.data.columns import find_accepted_columns
 from littrainer.distributed.collectives import barrier, barrier_with_timeout, broadcast_object, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_size
@@ -332,7 +332,7 @@ class TrainingCheck:
             best = f"metric_for_best_model={self.args.metric_for_best_model!r} gives {state.best_metric!r}"
             problem = f"no checkpoint was written after an evaluation: {best}"
             if self.checkpoint is not None:
-                problem = " ".join(damage_in(self.checkpoint))
+                problem = " ".join(find_damage(self.checkpoint))
             when = describe_first_time(SAVE, self.args, steps)
             yield make_finding(SAVE, "a checkpoint was written and verified", problem, when)
         elif SAVE in parts:

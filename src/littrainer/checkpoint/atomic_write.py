@@ -56,7 +56,8 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
             folder.mkdir(parents=True)
             yield builder
             _copy_user_files(final, folder)
-            builder.complete(1 + max((read_sequence(other) or 0 for other in _list_siblings(final)), default=0))
+            sequences = [readable_manifest(other).sequence or 0 for other in final.parent.glob("*-*")]
+            builder.complete(1 + max(sequences, default=0))
             is_complete = True
             _move_into_place(folder, final)
     except BaseException:
@@ -146,11 +147,6 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def read_sequence(folder: str | Path) -> int | None:
-    """Return a checkpoint's number in the order of writing."""
-    return readable_manifest(Path(folder)).sequence
-
-
 def _has_marker(folder: Path) -> bool:
     return any((folder / name).exists() for name in MARKER_FILES)
 
@@ -182,14 +178,6 @@ def _copy_user_files(earlier: Path, folder: Path) -> None:
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(earlier / name, folder / name)
-
-
-def _list_siblings(final: Path) -> list[str]:
-    try:
-        with os.scandir(final.parent) as entries:
-            return [entry.path for entry in entries if "-" in entry.name and entry.is_dir()]
-    except OSError:
-        return []
 
 
 # ---- Full disk -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import errno
 import json
 import operator
 import os
-import time
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,11 +24,10 @@ MANIFEST_VERSION = 1
 CHUNK_BYTES = 1 << 20
 MIN_LARGE_FILE_BYTES = 1 << 22
 MANIFEST_THREADS = 4
-# Threads for small files pay off only after a slower fsync.
-MIN_FSYNC_FOR_THREADS_S = 0.001
 NO_FSYNC_ERRORS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 # Size, modification time in ns, inode and device, which identify a file's content.
 Stamp = tuple[int, int, int, int]
+get_stamp = operator.attrgetter("st_size", "st_mtime_ns", "st_ino", "st_dev")
 MAX_CACHED_MANIFESTS = 1000
 
 
@@ -121,7 +119,7 @@ def write_manifest(
         file.write(f"{text[:-1]}, {checksum[1:]}\n")
         file.flush()
         os.fsync(file.fileno())
-        stamp = _stamp(os.fstat(file.fileno()))
+        stamp = get_stamp(os.fstat(file.fileno()))
     os.replace(staged, os.path.join(folder, MANIFEST_NAME))
     if len(_manifest_cache) >= MAX_CACHED_MANIFESTS:
         _manifest_cache.clear()
@@ -159,7 +157,7 @@ def parse_manifest(text: bytes) -> Manifest:
 def readable_manifest(folder: Path) -> Manifest:
     """Return a checkpoint's manifest, cached; empty if missing or damaged."""
     with suppress(OSError, DamagedManifest):
-        stamp = _stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
+        stamp = get_stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
         if stamp not in _manifest_cache:
             _manifest_cache[stamp] = read_manifest(folder) or Manifest({})
         return _manifest_cache[stamp]
@@ -174,11 +172,7 @@ def _checksum_of(text: str) -> str:
 
 
 def stat_files(folder: Path, with_links: bool = False) -> dict[str, Stamp]:
-    return {name: _stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+    return {name: get_stamp(entry.stat()) for name, entry in _scan_entries(folder, with_links)}
 
 
 def fsync_paths(*paths: str | os.PathLike[str]) -> None:
@@ -219,10 +213,7 @@ class ManifestBuilder:
         small = [name for name in stamps if stamps[name][0] < MIN_LARGE_FILE_BYTES]
         paths = [os.path.join(self.folder, name) for name in small]
         records = dict(zip(small, map(file_record, paths), strict=True))
-        start = time.perf_counter()
-        fsync_paths(*paths[:1])
-        is_slow = time.perf_counter() - start > MIN_FSYNC_FOR_THREADS_S
-        list((self._threads.map if is_slow else map)(fsync_paths, paths[1:]))
+        list(self._threads.map(fsync_paths, paths))
         for name in stamps.keys() - records.keys():
             _, hashed, flushed = self._large[name]
             records[name] = hashed.result()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
+LAST_CHECKPOINT = "last-checkpoint"  # pushed to the Hub
 # At most as many digits as a file name can have.
 CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d{{1,200}})")
 WEIGHTS_NAME = "pytorch_model.bin"
@@ -80,8 +81,8 @@ def make_output_dir(folder: str) -> None:
         if os.path.islink(link := error.filename or folder):
             reason = f"cannot be made: {link} is a link to {os.readlink(link)}, where there is no folder"
         text = f"output_dir={folder!r} {reason}. Give the path of a folder"
-        if address := get_remote_url(folder):
-            text = f"Uploads to {address} are written to {folder} first, which {reason}. Set XDG_CACHE_HOME to one"
+        if url := get_remote_url(folder):
+            text = f"Uploads to {url} are written to {folder} first, which {reason}. Set XDG_CACHE_HOME to one"
         raise OSError(error.errno, f"{text} that can be written to", error.filename) from None
 
 

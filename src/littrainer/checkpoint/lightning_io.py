@@ -21,7 +21,7 @@ from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAM
 from littrainer.checkpoint.lightning_format import build_lightning_checkpoint, load_training_states
 from littrainer.checkpoint.manager import CheckpointManager, SavedTraining
 from littrainer.checkpoint.safe_loading import load_tensors, refuse_unsafe
-from littrainer.checkpoint.verification import refuse_damage
+from littrainer.checkpoint.verification import inspect_checkpoint
 from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.distributed.collectives import is_distributed, raise_on_all_ranks
 
@@ -124,7 +124,7 @@ class TransformersCheckpointIO(CheckpointIO):
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no checkpoint folder {folder}. TransformersCheckpointIO reads folders.")
         if any((folder / name).is_file() for name in (MANIFEST_NAME, TRAINER_STATE_NAME)):
-            refuse_damage(folder, "Resume from another one.")
+            inspect_checkpoint(folder).refuse_damage("Resume from another one.")
         states = load_training_states(folder)
         checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
         if states is not None:

@@ -1,11 +1,17 @@
-"""The manager that writes, prunes and uploads a training's checkpoints, also in the background."""
+"""The manager of a training's checkpoints: saves, also in the background, resumes and rotation."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import itertools
+import json
 import logging
-from collections.abc import Callable, Iterator
+import os
+import socket
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -15,31 +21,63 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.callbacks.state import TrainerState, export_states, is_exportable
 from littrainer.checkpoint.atomic_write import STAGING_DIR, explain_full_disk
-from littrainer.checkpoint.checksums import update_manifest
+from littrainer.checkpoint.checksums import MANIFEST_NAME, update_manifest
 from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, make_staging_folder, send_to_writer
 from littrainer.checkpoint.host_copies import HostCopies
-from littrainer.checkpoint.layout import RESUME_RECORD_NAME, checkpoint_folder, resume_record_name
-from littrainer.checkpoint.retention import delete_all_but_best, prune_checkpoints
+from littrainer.checkpoint.layout import (
+    LAST_CHECKPOINT,
+    OPTIMIZER_NAME,
+    PREFIX_CHECKPOINT_DIR,
+    RANDOM_STATE_NAME,
+    RESUME_RECORD_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    checkpoint_folder,
+    checkpoint_step,
+    resume_record_name,
+)
+from littrainer.checkpoint.remote import download_checkpoint, download_newest
+from littrainer.checkpoint.retention import (
+    find_best_checkpoints,
+    get_newest_finite,
+    rotate_checkpoints,
+    sort_checkpoints,
+    thin_checkpoint,
+)
 from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.store import get_store, open_store, run_in_thread
+from littrainer.checkpoint.verification import find_damage, find_last_intact, find_missing, inspect_checkpoint
 from littrainer.checkpoint.weights import find_nonfinite_weights
 from littrainer.checkpoint.writer import StagedCheckpoint
 from littrainer.distributed.collectives import (
     all_gather_object,
+    broadcast_object,
     get_writing_group,
     is_distributed,
     raise_on_all_ranks,
     run_with_keepalive,
 )
-from littrainer.distributed.environment import get_hang_timeout
+from littrainer.distributed.environment import TRAININGS, get_hang_timeout, get_reports_folder, rank
+from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.notes import SAVE, part_of_training
-from littrainer.runtime.remote_folder import get_remote_url
+from littrainer.runtime.remote_folder import get_remote_url, local_folder
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.checkpoint.state_io import FullStateIO
 
 logger = logging.getLogger(__name__)
+
+NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
+# Overridable method of the Trainer -> files that it reads.
+READ_BY = {
+    "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
+    "_load_rng_state": (RANDOM_STATE_NAME,),
+}
+# `resume_from_checkpoint="auto"`: the newest intact checkpoint, or a fresh start.
+AUTO = "auto"
+NO_SUCH_FOLDER = "finds no such folder"
+_trainings = itertools.count()
 
 
 class BackgroundSaveError(RuntimeError):
@@ -86,8 +124,30 @@ class PendingSave:
         )
 
 
+def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
+    """Return the intact checkpoint with the highest step in a folder from which training can resume, or None.
+
+    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest checkpoint
+    there is downloaded first.
+
+    Parameters:
+        folder: an output folder with `checkpoint-<step>` folders, or its URL.
+        without: names of checkpoints to skip.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        RemoteFolderError: an object at the URL could not be read.
+    """
+    folder = local_folder(os.fspath(folder))
+    if get_remote_url(folder) is not None:
+        without = {*without, *download_newest(folder, without)}
+    return find_last_intact(folder, without)
+
+
 class CheckpointManager:
     """Manager of a training's checkpoints; all processes call its methods together."""
+
+    latest = staticmethod(get_last_checkpoint)
 
     def __init__(self) -> None:
         self.is_async = False
@@ -154,7 +214,7 @@ class CheckpointManager:
         folder = self.write(training, training.folder)
         if self.is_writer(training.args, training.run_dir):
             self._written = folder
-            prune_checkpoints(training.args, training.state, training.run_dir, folder)
+            self.prune(training.args, training.state, training.run_dir, folder)
         return folder
 
     def write(
@@ -206,7 +266,7 @@ class CheckpointManager:
                 staged.write_collected_shards(group)
                 staged.write_deferred()
             if is_writer:
-                prune_checkpoints(args, state, training.run_dir, str(final))
+                self.prune(args, state, training.run_dir, str(final))
 
         writing = run_in_thread(write, f"saving {final.name}")
         self.pending = PendingSave(final, state, writing, training.when_complete)
@@ -280,9 +340,173 @@ class CheckpointManager:
             writer = self.role(training.args, training.run_dir).writer
             state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer or 0]
 
+    # ---- Rotation ----------------------------------------------------------------------------------------------------
+
+    def prune(self, args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
+        """Delete and thin older checkpoints after a save, in the writer only."""
+        limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
+        if args.save_total_limit_best is not None and (limit is None or limit > 0):
+            # The limit does not count the best checkpoints.
+            protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
+            limit, best = limit or 1, None
+        rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
+        if args.keep_optimizer_states is None:
+            return
+        # The newest comes last, regardless of its time.
+        newest = str(Path(newest))
+        ordered = [*(path for path in sort_checkpoints(run_dir, use_mtime=True) if path != newest), newest]
+        complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
+        for path in ordered:
+            if path not in complete:
+                thin_checkpoint(Path(path))
+
     def delete_all_but_best(self, args: TrainingArguments, run_dir: str, best: str | None) -> None:
-        if best is not None and args.save_total_limit == 1 and self.is_writer(args, run_dir):
-            delete_all_but_best(args, run_dir, best)
+        """Apply `save_total_limit=1` at the end of a training that loads the best model."""
+        if best is None or args.save_total_limit != 1 or args.save_total_limit_best is not None:
+            return
+        # Without the best in this folder no checkpoint would remain.
+        if self.is_writer(args, run_dir) and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
+            for path in sort_checkpoints(run_dir):
+                if os.path.realpath(path) != os.path.realpath(best):
+                    get_store(run_dir).delete(path)
+
+    # ---- Resume ------------------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        resume_from_checkpoint: str | bool | None,
+        args: TrainingArguments,
+        overridden: Collection[str],
+        load_model: Callable[[str], None],
+    ) -> Path | None:
+        """Choose the checkpoint to resume from, and load its model; return its folder, or None for a fresh start.
+
+        Parameters:
+            overridden: methods in `READ_BY` that a script overrides; their files may be missing.
+            load_model: the overridable `_load_from_checkpoint`.
+        """
+        optional = {name for method in overridden for name in READ_BY[method]}
+        needed = [name for name in NEEDED_TO_RESUME if name not in optional]
+        if is_distributed():
+            checkpoint = self._choose_together(resume_from_checkpoint, args, needed)
+        else:
+            checkpoint = self.find(resume_from_checkpoint, args.output_dir, needed)
+        if checkpoint is not None:
+            with raise_on_all_ranks(f"loading the model in {checkpoint}"):
+                load_model(str(checkpoint))
+        return checkpoint
+
+    def _choose_together(
+        self, resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Collection[str]
+    ) -> Path | None:
+        """Return rank 0's choice in all processes; a choice damaged on any disk is skipped, or refused if named."""
+        resumes = all_gather_object(bool(resume_from_checkpoint))
+        if len(set(resumes)) > 1:
+            raise ValueError(
+                "Some processes resume from a checkpoint, and process "
+                f"{', '.join(str(rank) for rank, does in enumerate(resumes) if not does)} does not: give all of them "
+                "the same resume_from_checkpoint."
+            )
+        is_newest_requested = broadcast_object(resume_from_checkpoint in (True, LAST_CHECKPOINT, AUTO))
+        skipped: set[str] = set()
+
+        def choose() -> Path | None:
+            return None if args.process_index else self.find(resume_from_checkpoint, args.output_dir, needed, skipped)
+
+        while True:
+            with raise_on_all_ranks("looking for the checkpoint to resume from"):
+                choice = run_with_keepalive(choose)
+                identity = None if choice is None else _identity(choice)
+            folder, identity = broadcast_object((choice, identity))
+            if folder is None or identity is None:
+                return None
+            if get_remote_url(folder) is not None:
+                fetch = functools.partial(download_checkpoint, folder)
+                with raise_on_all_ranks(f"downloading {folder}"):
+                    run_with_keepalive(fetch if args.local_process_index == 0 else lambda: None)
+            problems = enumerate(all_gather_object(_find_problem(folder, identity, args)))
+            text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
+            if not text:
+                return folder
+            if not is_newest_requested:
+                raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
+            if NO_SUCH_FOLDER in text:
+                raise ValueError(
+                    f"The newest checkpoint of the first process is {os.path.abspath(folder)}. {text} Write "
+                    "checkpoints to a disk that all nodes share, copy the folder to the others, or train with "
+                    "save_on_each_node=True."
+                )
+            if args.process_index == 0:
+                logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", folder, text)
+            skipped.add(folder.name)
+
+    def find(
+        self,
+        resume_from_checkpoint: str | bool | None,
+        output_dir: str,
+        needed: Collection[str] = NEEDED_TO_RESUME,
+        without: Collection[str] = (),
+    ) -> Path | None:
+        """Return the folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
+
+        Parameters:
+            resume_from_checkpoint: a folder or its URL, True, "auto" or "last-checkpoint".
+            needed: files without which a checkpoint cannot be resumed.
+            without: names to skip when looking for the newest.
+        """
+        if not resume_from_checkpoint:
+            return None
+        path: str | bool = resume_from_checkpoint
+        if path == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
+            pushed = Path(output_dir) / LAST_CHECKPOINT
+            path = str(pushed) if pushed.is_dir() else True
+        starts_if_none = path == AUTO and not Path(AUTO).is_dir()
+        if path is True or starts_if_none:
+            newest = self.latest(output_dir, without) if Path(output_dir).is_dir() else None
+            if newest is None and starts_if_none:
+                return None
+            if newest is None:
+                raise ValueError(
+                    f"No valid checkpoint found in output directory ({get_remote_url(output_dir) or output_dir}): "
+                    f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> "
+                    "folder. Start without resuming, or give the checkpoint's folder."
+                )
+            path = newest
+        folder = Path(local := local_folder(str(path)))
+        if local != str(path):
+            download_checkpoint(folder)
+        if not folder.is_dir():
+            advice = "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
+            if str(path).lower() in ("true", "false"):
+                advice = f"{path!r} is text: write {str(path).capitalize()} without quotes."
+            raise ValueError(
+                f"Can't find a valid checkpoint at {get_remote_url(folder) or folder}: there is no such folder. "
+                f"{advice}"
+            )
+        inspection = inspect_checkpoint(folder)
+        if inspection.manifest.is_thinned:
+            raise ValueError(
+                f"The checkpoint {folder} was thinned to its weights (keep_optimizer_states), so training cannot "
+                f"resume from it. Resume from {self.latest(folder.parent) or 'a complete one'}, or load its model with "
+                "from_pretrained."
+            )
+        if missing := find_missing(inspection.files, needed):
+            advice = "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
+            if (inner := next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)) is not None:
+                advice = f"There are checkpoints in it: give one of these, such as {inner}."
+            raise ValueError(
+                f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
+                f"exactly. {advice}"
+            )
+        inspection.refuse_damage(
+            "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
+        )
+        if inspection.manifest.weights_are_finite is False:
+            advice = "Training does not repair them; resume_from_checkpoint=True takes the newest finite checkpoint."
+            logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
+        if (remote := get_store(folder.parent).remote) is not None:
+            remote.on_resume(folder.name)
+        return folder
 
     # ---- Background save ---------------------------------------------------------------------------------------------
 
@@ -336,3 +560,55 @@ def _export_callback_states(training: SavedTraining) -> None:
         # Several callbacks of a class share a list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
+
+
+# ---- Resumes of a restarted script -----------------------------------------------------------------------------------
+
+
+def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
+    """Return the newest checkpoint since the first start by `littrainer run`, or else the script's value.
+
+    Trainings are identified by their order in the script, so all processes call this at each training.
+    """
+    if get_reports_folder() is None or TRAININGS not in os.environ:
+        return resume_from_checkpoint
+    number = str(next(_trainings))
+    with raise_on_all_ranks("looking for the checkpoint to continue from"):
+        if rank() == 0:
+            file = Path(os.environ[TRAININGS])
+            trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+            folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
+            for folder, before in reversed(folders.items()):
+                now = identify_checkpoints(folder)
+                earlier = {name for name in before if now.get(name) == before[name]}
+                newest = find_last_intact(folder, earlier) if now else None
+                if newest is not None:
+                    logger.warning("Started again, and goes on from the checkpoint %s.", newest)
+                    resume_from_checkpoint = newest
+                    break
+            folders.setdefault(os.path.abspath(output_dir), identify_checkpoints(output_dir))
+            write_atomically(file, json.dumps(trainings))
+    return broadcast_object(resume_from_checkpoint)
+
+
+def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
+    """Return the checkpoints in a folder, and the CRC-32 of each manifest, or inode and time without a manifest."""
+    identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
+    for path in identities:
+        with contextlib.suppress(OSError):
+            identities[path] = [zlib.crc32((path / MANIFEST_NAME).read_bytes())]
+    return {path.name: identity for path, identity in identities.items()}
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_ino, status.st_mtime_ns
+
+
+def _find_problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -> str | None:
+    if not folder.is_dir():
+        return f"{socket.gethostname()} {NO_SUCH_FOLDER}."
+    if args.local_process_index != 0 or _identity(folder) == identity:
+        return None
+    damage = find_damage(folder)
+    return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None

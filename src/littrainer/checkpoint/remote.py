@@ -21,7 +21,7 @@ from typing import Any
 from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR, delete_folder, remove_if_empty
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, file_record, parse_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints, make_output_dir
-from littrainer.checkpoint.verification import damage_in, list_edits, readable_manifest
+from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, get_remote_url, is_inside
 
@@ -66,7 +66,7 @@ class RemoteRun:
         # Checkpoint -> files of an upload without a manifest, since the checkpoint was thinned.
         self._partial_uploads: dict[str, set[str]] = {}
         self.earlier: dict[str, bytes | None] = {}
-        self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.address)
+        self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.url)
         self._identity = {"run": uuid.uuid4().hex, "holder": f"process {os.getpid()} on {socket.gethostname()}"}
         self.hang_timeout, self._is_requested = hang_timeout, False
         self._thread: threading.Thread | None = None
@@ -76,7 +76,7 @@ class RemoteRun:
         return [path.name for path in list_checkpoints(self.folder)]
 
     def scan(self) -> None:
-        listed = _highest_first(self.remote.listed())
+        listed = _highest_first(self.remote.list_names())
         marked = _parse_json_object(self.remote.read(MARKER_NAME)).get("checkpoints")
         for name in _highest_first([*listed, *(marked if isinstance(marked, list) else ()), *self.local_checkpoints()]):
             # Read twice, since missing checkpoints are deleted here.
@@ -84,7 +84,7 @@ class RemoteRun:
             if content == INCOMPLETE or _parse_or_none(content) is not None:
                 self.manifests[name] = content or INCOMPLETE
             elif content is not None:
-                logger.warning("%s/%s does not count: its %s is torn.", self.remote.address, name, MANIFEST_NAME)
+                logger.warning("%s/%s does not count: its %s is torn.", self.remote.url, name, MANIFEST_NAME)
             elif name in listed:
                 self.foreign.add(name)
             elif self._was_uploaded(name, self.read_local_manifest(name)):
@@ -112,7 +112,7 @@ class RemoteRun:
         delete_folder(self.folder / aside)
         local.rename(self.folder / aside)
         if not was_uploaded:
-            logger.warning("%s is now %s: %s has another checkpoint of that name.", local, aside, self.remote.address)
+            logger.warning("%s is now %s: %s has another checkpoint of that name.", local, aside, self.remote.url)
         elif any(self.manifests.values()):
             delete_folder(self.folder / aside)
 
@@ -120,13 +120,13 @@ class RemoteRun:
         """Download a checkpoint unless the local copy is current; return whether it is intact."""
         local, content = self.folder / name, self.remote.read(f"{name}/{MANIFEST_NAME}")
         manifest = _parse_or_none(content)
-        if (content is None or manifest is None or self.is_current(name, content)) and not damage_in(local):
+        if (content is None or manifest is None or self.is_current(name, content)) and not find_damage(local):
             return True
         # Another run uploads or deletes the checkpoint.
         if manifest is None and content is not None:
             return False
         staging = self.folder / STAGING_DIR / f"{name}{RANK_SUFFIX}{os.getpid()}"
-        logger.info("Downloading %s/%s to %s", self.remote.address, name, local)
+        logger.info("Downloading %s/%s to %s", self.remote.url, name, local)
         try:
             # A killed process may have had this pid.
             delete_folder(staging)
@@ -139,7 +139,7 @@ class RemoteRun:
                 self._move_local_aside(name)
                 staging.rename(local)
             if not local.is_dir() or self.read_local_manifest(name) != content:
-                raise RemoteFolderError(f"{self.remote.address}/{name} was downloaded, and {local} cannot be replaced.")
+                raise RemoteFolderError(f"{self.remote.url}/{name} was downloaded, and {local} cannot be replaced.")
             self._record_uploads(name)
             return True
         finally:
@@ -154,11 +154,11 @@ class RemoteRun:
             for file, record in manifest.files.items():
                 if not (staging / file).is_file() or file_record(staging / file) != record:
                     self.remote.download(f"{name}/{file}", staging / file)
-            if not (damage := damage_in(staging)) and not list_edits(staging):
+            if not (damage := find_damage(staging)) and not find_edits(staging):
                 return
         if damage:
             raise RemoteFolderError(
-                f"{self.remote.address}/{name} was downloaded {MAX_TRIES} times and is damaged: {' '.join(damage)} Try "
+                f"{self.remote.url}/{name} was downloaded {MAX_TRIES} times and is damaged: {' '.join(damage)} Try "
                 "again later, delete it there, or give the URL of another checkpoint."
             )
 
@@ -167,8 +167,8 @@ class RemoteRun:
         # Files of littrainer without a manifest are an incomplete checkpoint.
         if not staging.is_dir() or any(staging.glob("littrainer_*")):
             return False
-        if damage := damage or damage_in(staging):
-            logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.address, name, " ".join(damage))
+        if damage := damage or find_damage(staging):
+            logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.url, name, " ".join(damage))
         return not damage
 
     def claim(self) -> None:
@@ -181,14 +181,14 @@ class RemoteRun:
             # The URL was emptied: upload all files again.
             (self.folder / UPLOADED_FILES_NAME).unlink(missing_ok=True)
         if holder := _parse_json_object(marker).get("holder"):
-            logger.warning("%s is taken over from %s, which did not release it.", self.remote.address, holder)
+            logger.warning("%s is taken over from %s, which did not release it.", self.remote.url, holder)
         self.scan()
         for name in self.deleted:
-            logger.warning("%s/%s was deleted, so it is removed from %s too.", self.remote.address, name, self.folder)
+            logger.warning("%s/%s was deleted, so it is removed from %s too.", self.remote.url, name, self.folder)
             self._move_local_aside(name)
         if self.foreign:
             effect = "They are never deleted, and a new checkpoint of the same name replaces their files"
-            logger.warning("%s: no manifest in %s. %s.", self.remote.address, ", ".join(sorted(self.foreign)), effect)
+            logger.warning("%s: no manifest in %s. %s.", self.remote.url, ", ".join(sorted(self.foreign)), effect)
         for name, content in self.manifests.items():
             if content and not self.is_current(name, content):
                 self._move_local_aside(name)
@@ -210,7 +210,7 @@ class RemoteRun:
         self._is_requested = True
         if self.earlier and self._thread is None:
             text = "%s has %s of an earlier run, which stay unless saved again. A resume takes the highest step."
-            logger.warning(text, self.remote.address, ", ".join(self.earlier))
+            logger.warning(text, self.remote.url, ", ".join(self.earlier))
         if self._thread is None or not self._thread.is_alive():
             # A hanging upload must not keep the process alive.
             self._thread = threading.Thread(target=self._upload_until_done, name="littrainer uploads", daemon=True)
@@ -231,14 +231,14 @@ class RemoteRun:
                 written = RemoteFolder.written
                 thread.join(seconds)
                 if thread.is_alive():
-                    logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.address)
+                    logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.url)
             if thread.is_alive():
                 self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
             # The thread may have ended before `start` requested more.
             elif self._error is None and not self._is_requested:
                 return
         raise RemoteFolderError(
-            f"{self._error} Not all of this run is at {self.remote.address}. All of it is in {self.folder}, and the "
+            f"{self._error} Not all of this run is at {self.remote.url}. All of it is in {self.folder}, and the "
             "next training on this machine with the same output_dir uploads it."
         ) from self._error
 
@@ -309,12 +309,12 @@ class RemoteRun:
                 continue
             if self._is_uploaded(name) or not (content := self.read_local_manifest(name)):
                 continue
-            manifest, damage = _parse_or_none(content), " ".join(damage_in(self.folder / name))
+            manifest, damage = _parse_or_none(content), " ".join(find_damage(self.folder / name))
             if manifest and not damage and all((self.folder / name / file).is_file() for file in manifest.files):
                 return name
             # Otherwise the checkpoint was thinned or deleted meanwhile.
             if self.read_local_manifest(name) == content:
-                self._warn_once(f"{self.folder / name} is damaged, and not uploaded to {self.remote.address}. {damage}")
+                self._warn_once(f"{self.folder / name} is damaged, and not uploaded to {self.remote.url}. {damage}")
         return None
 
     def _upload(self, name: str) -> None:
@@ -334,7 +334,7 @@ class RemoteRun:
         except RemoteFolderError:
             if self.read_local_manifest(name) == content:
                 raise
-        if self.read_local_manifest(name) != content or damage_in(self.folder / name):
+        if self.read_local_manifest(name) != content or find_damage(self.folder / name):
             return
         self._write(f"{name}/{MANIFEST_NAME}", content)
         for file in (self._partial_uploads.pop(name, set()) | uploaded.keys()) - now.keys():
@@ -342,7 +342,7 @@ class RemoteRun:
         self.manifests[name] = content
         self.rotated.discard(name)
         self._write_marker()
-        logger.info("Uploaded %s to %s", self.folder / name, self.remote.address)
+        logger.info("Uploaded %s to %s", self.folder / name, self.remote.url)
 
     def _write(self, name: str, content: bytes | Path) -> None:
         """Upload an object, unless another run has taken over."""
@@ -353,7 +353,7 @@ class RemoteRun:
         marker = _parse_json_object(self.remote.read(MARKER_NAME))
         if marker.get("run", self._identity["run"]) != self._identity["run"]:
             raise RemoteFolderError(
-                f"{self.remote.address}/{MARKER_NAME} says that another run, {marker.get('holder')}, began to upload "
+                f"{self.remote.url}/{MARKER_NAME} says that another run, {marker.get('holder')}, began to upload "
                 "there. Two runs there would delete each other's checkpoints, so this one uploads nothing more."
             )
 
@@ -366,9 +366,7 @@ class RemoteRun:
         """Record manifests at the URL as uploaded or downloaded."""
         contents = {name: self.manifests.get(name) for name in names or self.manifests}
         self._uploaded |= {name: zlib.crc32(content) for name, content in contents.items() if content}
-        write_atomically(
-            self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.address: self._uploaded}, indent=1)
-        )
+        write_atomically(self.folder / UPLOADED_MANIFESTS_NAME, json.dumps({self.remote.url: self._uploaded}, indent=1))
 
 
 def _read_bytes(path: Path) -> bytes | None:
@@ -386,11 +384,11 @@ def _parse_or_none(content: bytes | None) -> Manifest | None:
     return manifest if all(map(is_inside, manifest.files)) else None
 
 
-def _parse_json_object(content: bytes | None, address: str | None = None) -> dict[str, Any]:
+def _parse_json_object(content: bytes | None, url: str | None = None) -> dict[str, Any]:
     """Return an object or its entry for a URL; empty if missing or torn."""
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
         fields = json.loads(content or b"{}")
-        fields = fields if address is None else fields[address]
+        fields = fields if url is None else fields[url]
         return fields if isinstance(fields, dict) else {}
     return {}
 
@@ -400,11 +398,11 @@ def _parse_json_object(content: bytes | None, address: str | None = None) -> dic
 
 def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None = None) -> None:
     """Upload changed files of a folder that mirrors a URL, except checkpoints and other runs."""
-    if (address := get_remote_url(folder)) is None:
+    if (url := get_remote_url(folder)) is None:
         return
     write, sent = (
-        write or RemoteFolder(address).write,
-        _parse_json_object(_read_bytes(Path(folder, UPLOADED_FILES_NAME)), address),
+        write or RemoteFolder(url).write,
+        _parse_json_object(_read_bytes(Path(folder, UPLOADED_FILES_NAME)), url),
     )
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and checkpoint_step(name) is None]
@@ -418,7 +416,7 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
                 if sent.get(name) != stamp:
                     write(name, path)
                     sent[name] = stamp
-                    write_atomically(Path(folder, UPLOADED_FILES_NAME), json.dumps({address: sent}))
+                    write_atomically(Path(folder, UPLOADED_FILES_NAME), json.dumps({url: sent}))
 
 
 def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[str]:

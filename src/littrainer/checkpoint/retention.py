@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from littrainer.checkpoint.atomic_write import delete_folder, read_sequence
+from littrainer.checkpoint.atomic_write import delete_folder
 from littrainer.checkpoint.checksums import (
     DamagedManifest,
     fsync_paths,
@@ -56,7 +56,7 @@ def sort_checkpoints(
         for entry in entries:
             if (match := pattern.fullmatch(entry.name)) and entry.is_dir():
                 steps[str(Path(output_dir, entry.name))] = int(match.group(1))
-    ordered = sorted(steps, key=lambda path: steps[path])
+    ordered = sorted(steps, key=steps.__getitem__)
     if use_mtime and len(ordered) > 1:
         ordered = _sort_by_writing(ordered)
     best = None if best_model_checkpoint is None else str(Path(best_model_checkpoint))
@@ -68,7 +68,8 @@ def sort_checkpoints(
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
     # Sequence numbers do not depend on the clock.
-    sequences, times = {path: read_sequence(path) for path in by_step}, dict[str, float]()
+    sequences = {path: readable_manifest(Path(path)).sequence for path in by_step}
+    times: dict[str, float] = {}
     for path in by_step:
         # A user may delete a checkpoint meanwhile.
         with contextlib.suppress(FileNotFoundError):
@@ -77,7 +78,7 @@ def _sort_by_writing(by_step: list[str]) -> list[str]:
         return sorted(times, key=lambda path: sequences[path] or 0)
     if max(times.values()) - min(times.values()) < MIN_TIME_SPREAD_S:
         return list(times)
-    return sorted(times, key=lambda path: times[path])
+    return sorted(times, key=times.__getitem__)
 
 
 def rotate_checkpoints(
@@ -117,24 +118,6 @@ def get_newest_finite(ordered: Sequence[str]) -> str | None:
     return None
 
 
-def prune_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
-    """Delete and thin older checkpoints, in the writer only."""
-    limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
-    if args.save_total_limit_best is not None and (limit is None or limit > 0):
-        # The limit does not count the best checkpoints.
-        protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
-        limit, best = limit or 1, None
-    rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
-    if args.keep_optimizer_states is not None:
-        ordered = sort_checkpoints(run_dir, use_mtime=True)
-        # The newest comes last, regardless of its time.
-        ordered = [*(path for path in ordered if path != str(Path(newest))), str(Path(newest))]
-        complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
-        for path in ordered:
-            if path not in complete:
-                thin_checkpoint(Path(path))
-
-
 def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir: str) -> list[str]:
     """Return the `save_total_limit_best` best checkpoints, in ties the earlier."""
     name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
@@ -143,14 +126,6 @@ def find_best_checkpoints(args: TrainingArguments, state: TrainerState, run_dir:
     folders = {step: checkpoint_folder(run_dir, step) for step, value in values.items() if not math.isnan(value)}
     ranked = sorted((step for step in folders if folders[step].is_dir()), key=lambda step: (values[step], step))
     return [str(folders[step]) for step in ranked[: args.save_total_limit_best]]
-
-
-def delete_all_but_best(args: TrainingArguments, run_dir: str, best: str) -> None:
-    # Without the best in this folder no checkpoint would remain.
-    if args.save_total_limit_best is None and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
-        for path in sort_checkpoints(run_dir):
-            if os.path.realpath(path) != os.path.realpath(best):
-                get_store(run_dir).delete(path)
 
 
 def thin_checkpoint(folder: Path) -> None:

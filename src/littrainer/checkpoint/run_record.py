@@ -119,10 +119,6 @@ def _hash(content: bytes) -> str | None:
 # ---- training_args.bin -----------------------------------------------------------------------------------------------
 
 
-# Arguments and file of the last write, since saves often repeat them.
-_last_written = b"", b""
-
-
 def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
     written = {
@@ -131,16 +127,10 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
         "distributed_state": None,
         "report_to": [tracker for tracker in list_trackers(args.report_to) if isinstance(tracker, str)],
     }
-    global _last_written
-    pickled = pickle.dumps((type(args), written))
-    if pickled == _last_written[0]:
-        Path(path).write_bytes(_last_written[1])
-    else:
-        shared = copy.copy(args)
-        # None, since a reader would take a mask for the secret.
-        vars(shared).update(redact_secrets(written, mask=lambda name: None))
-        torch.save(shared, path, pickle_module=_PICKLE_MODULE)
-        _last_written = pickled, Path(path).read_bytes()
+    shared = copy.copy(args)
+    # None, since a reader would take a mask for the secret.
+    vars(shared).update(redact_secrets(written, mask=lambda name: None))
+    torch.save(shared, path, pickle_module=_PICKLE_MODULE)
 
 
 class _Inert(dict[str, Any]):

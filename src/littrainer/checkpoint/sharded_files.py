@@ -54,10 +54,6 @@ def nest_optimizer_state(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
 
 
-def read_weight_metadata(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    return {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in read_tensor_metadata(folder).items()}
-
-
 def load_optimizer_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Load this process's shards, by parameter name."""
     state: dict[str, Any] = {}

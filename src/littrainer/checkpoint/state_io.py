@@ -216,11 +216,12 @@ class FsdpStateIO(GatheredStateIO):
             self._load_gathered_optimizer(model, folder)
 
     def _load_shards(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, load_into, read_weight_metadata
+        from littrainer.checkpoint.sharded_files import WEIGHTS_KEY, load_into, read_tensor_metadata
 
         reshard_gathered(model)
         with raise_on_all_ranks(f"reading {folder}"):
-            state, stored = model.state_dict(), read_weight_metadata(folder)
+            state, prefix = model.state_dict(), f"{WEIGHTS_KEY}."
+            stored = {name.removeprefix(prefix): entry for name, entry in read_tensor_metadata(folder).items()}
             shapes = {
                 name: (entry.size, state[name].shape) for name, entry in stored.items() if entry and name in state
             }
@@ -230,7 +231,7 @@ class FsdpStateIO(GatheredStateIO):
                 [describe_shape_mismatch(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
             )
             refuse_mismatched_weights(model, folder, differences, to_resume)
-            load_into(folder, {f"{WEIGHTS_KEY}.{name}": value for name, value in state.items() if name in stored})
+            load_into(folder, {f"{prefix}{name}": value for name, value in state.items() if name in stored})
             # state_dict() returned copies of offloaded weights.
             result = model.load_state_dict(state, strict=False)
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))

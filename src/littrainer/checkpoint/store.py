@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from littrainer.checkpoint.atomic_write import (
-    STAGING_DIR,
     clean_staging_dir,
     delete_atomically,
     delete_or_warn,
@@ -26,7 +25,6 @@ from littrainer.checkpoint.atomic_write import (
     staged_checkpoint,
 )
 from littrainer.checkpoint.checksums import ManifestBuilder
-from littrainer.checkpoint.layout import checkpoint_step, list_checkpoints
 from littrainer.checkpoint.remote import RemoteRun
 from littrainer.runtime.remote_folder import RemoteFolderError
 
@@ -96,7 +94,7 @@ class Store:
             yield None
             return
         run = RemoteRun(self.run_dir, hang_timeout)
-        logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.address)
+        logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.url)
         run.claim()
         # Cleared by `on_resume` from one of them.
         run.earlier = {name: run.read_local_manifest(name) for name in run.local_checkpoints()}
@@ -122,21 +120,6 @@ class Store:
             self.remote.finish()
             if self.delete_deferred():
                 self.remote.finish()
-
-    def refuse_foreign_folders(self, steps: range) -> None:
-        """Raise an OSError if another user owns a folder of these steps."""
-        if self.lock is None:
-            return
-        try:
-            checkpoints = list_checkpoints(self.run_dir)
-        except OSError:
-            checkpoints = []
-        entries = [path for path in checkpoints if checkpoint_step(path) in steps]
-        for path in (self.run_dir / STAGING_DIR, *entries):
-            if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
-                raise make_unwritable_error(
-                    self.run_dir, PermissionError(errno.EACCES, f"{path.name} in it is another user's")
-                )
 
     def close(self) -> None:
         try:

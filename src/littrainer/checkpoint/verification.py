@@ -52,75 +52,81 @@ TENSORS = re.compile(r".*\.(safetensors|pt|pth|bin)")
 FULL_MODEL_FILE = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 
 
-class Findings(NamedTuple):
+class Inspection(NamedTuple):
+    """A checkpoint's files, links included, its manifest, which may be empty, and its changes."""
+
+    folder: Path
+    files: set[str]
+    manifest: Manifest
     damage: list[str]
     edits: list[str]
 
+    def refuse_damage(self, advice: str) -> None:
+        """Raise a ValueError for a damaged checkpoint, and warn of edits."""
+        if self.damage:
+            raise ValueError(f"The checkpoint {self.folder} is damaged: {' '.join(self.damage)} {advice}")
+        if self.edits:
+            text = "The checkpoint %s was edited (%s). It is complete, so it is used."
+            logger.warning(text, self.folder, ", ".join(self.edits))
+
 
 # Cached, since verification reads every byte.
-_findings_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, Findings]] = {}
+_edits_cache: dict[Path, tuple[dict[str, Stamp], Manifest | None, list[str]]] = {}
 
 
-def damage_in(folder: Path) -> list[str]:
+def find_damage(folder: Path) -> list[str]:
     """Return a sentence for each damaged file of a checkpoint; empty if it is intact.
 
-    Text files that a user edited or added are no damage (`list_edits`). Without a manifest, as in checkpoints of
+    Text files that a user edited or added are no damage (`find_edits`). Without a manifest, as in checkpoints of
     transformers, files are checked by their formats.
 
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspect(Path(folder)).damage)
+    return inspect_checkpoint(Path(folder)).damage
 
 
-def list_edits(folder: Path) -> list[str]:
+def find_edits(folder: Path) -> list[str]:
     """Return files that were edited, added or removed since a checkpoint was written; empty without a manifest.
 
     Parameters:
         folder: the checkpoint's folder.
     """
-    return list(_inspect(Path(folder)).edits)
+    return inspect_checkpoint(Path(folder)).edits
 
 
-def refuse_damage(folder: Path, advice: str) -> None:
-    """Raise a ValueError for a damaged checkpoint, and warn of edits."""
-    damage, edits = _inspect(folder)
-    if damage:
-        raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
-    if edits:
-        logger.warning("The checkpoint %s was edited (%s). It is complete, so it is used.", folder, ", ".join(edits))
-
-
-def _inspect(folder: Path) -> Findings:
+def inspect_checkpoint(folder: Path) -> Inspection:
+    none = Manifest({})
     if not folder.is_dir():
-        return Findings([f"{folder} is no folder."], [])
+        return Inspection(folder, set(), none, [f"{folder} is no folder."], [])
+    stamps: dict[str, Stamp] = {}
     try:
         stamps = stat_files(folder, with_links=True)
         manifest = read_manifest(folder)
     except (OSError, DamagedManifest) as error:
-        return Findings([f"{error}."], [])
-    key = folder.resolve()
-    if key in _findings_cache and _findings_cache[key][:2] == (stamps, manifest):
-        return _findings_cache[key][2]
+        return Inspection(folder, set(stamps), none, [f"{error}."], [])
+    key, present = folder.resolve(), set(stamps)
+    if key in _edits_cache and _edits_cache[key][:2] == (stamps, manifest):
+        return Inspection(folder, present, manifest or none, [], list(_edits_cache[key][2]))
     if manifest is None:
-        findings = Findings(_inspect_without_manifest(folder, set(stamps)), [])
+        damage, edits = _inspect_without_manifest(folder, present), list[str]()
     else:
-        findings = _compare(folder, manifest, set(stamps))
+        damage, edits = _compare(folder, manifest, present)
     # A read error may be temporary.
-    if not findings.damage:
-        _findings_cache[key] = stamps, manifest, findings
-    return findings
+    if not damage:
+        _edits_cache[key] = stamps, manifest, list(edits)
+    return Inspection(folder, present, manifest or none, damage, edits)
 
 
-def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
+def _compare(folder: Path, manifest: Manifest, present: set[str]) -> tuple[list[str], list[str]]:
     damage, edits = [], list[str]()
     for name, expected in manifest.files.items():
         if NOT_READ.fullmatch(name):
             continue
         if name in present:
-            is_edited, reason = _compare_file(folder / name, expected)
+            reason = _compare_file(folder / name, expected)
             damage += [f"{name} {reason}."] if reason else []
-            edits += [f"{name} changed"] if is_edited else []
+            edits += [f"{name} changed"] if reason == "" else []
         elif FULL_MODEL_FILE.fullmatch(name) and _has_full_model(folder, present):
             edits.append(f"{name} gone")
         else:
@@ -128,28 +134,28 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
     # A copied folder may have another step's name, so the state is always checked.
     damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
-    return Findings([*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)])
+    return [*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)]
 
 
-def _compare_file(path: Path, expected: FileRecord) -> tuple[bool, str | None]:
-    """Return whether a text file was edited, and the damage of another changed file."""
+def _compare_file(path: Path, expected: FileRecord) -> str | None:
+    """Return the damage of a changed file, "" for an edited text, and None for an unchanged file."""
     try:
         if (record := file_record(path)) == expected:
-            return False, None
+            return None
         if path.suffix == ".json":
             reason = (find_state_damage if path.name == TRAINER_STATE_NAME else find_json_damage)(path)
-            return reason is None, reason and f"is damaged: {reason}"
+            return f"is damaged: {reason}" if reason else ""
         holds_tensors = TENSORS.fullmatch(path.name) is not None
         if record.size < expected.size or (holds_tensors and record.size != expected.size):
-            return False, f"has {record.size:,} bytes and was written with {expected.size:,}"
+            return f"has {record.size:,} bytes and was written with {expected.size:,}"
         if not holds_tensors:
             path.read_text("utf-8")
-            return True, None
+            return ""
     except OSError as error:
-        return False, f"cannot be read ({error})"
+        return f"cannot be read ({error})"
     except UnicodeDecodeError:
         pass
-    return False, "is not as it was written (its checksum differs)"
+    return "is not as it was written (its checksum differs)"
 
 
 def _has_full_model(folder: Path, present: set[str]) -> bool:
@@ -278,7 +284,7 @@ def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str |
         manifest = readable_manifest(Path(path))
         if manifest.is_thinned:
             continue
-        if damage := damage_in(Path(path)):
+        if damage := find_damage(Path(path)):
             damaged[path] = " ".join(damage)
         elif manifest.weights_are_finite is False:
             nonfinite.append(path)

@@ -80,18 +80,13 @@ def write_weights(
 
 @contextlib.contextmanager
 def _hide_progress_bar() -> Iterator[None]:
-    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
-    earlier = set_hook(_make_hidden_bar)
+    theirs: Any = sys.modules.get("transformers.utils.logging")
+    set_hook = getattr(theirs, "set_tqdm_hook", lambda hook: None)
+    earlier = set_hook(lambda factory, args, keywords: theirs.EmptyTqdm(*args, **keywords))
     try:
         yield
     finally:
-        # Otherwise a background save restores the hook.
-        if earlier is not _make_hidden_bar:
-            set_hook(earlier)
-
-
-def _make_hidden_bar(factory: Any, args: Any, keywords: Any) -> Any:
-    return sys.modules["transformers.utils.logging"].EmptyTqdm(*args, **keywords)
+        set_hook(earlier)
 
 
 def can_write_copied_weights(model: Any) -> bool:
@@ -149,8 +144,9 @@ def _write_plain(
 def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
     names: dict[Any, list[str]] = {}
     for name, value in state_dict.items():
-        tensor = value.to_local() if is_a(value, "sharded tensor") else value
-        if _has_shape(tensor) and not tensor.is_meta and tensor.numel():
+        # The shard of a DTensor.
+        tensor = getattr(value, "_local_tensor", value)
+        if isinstance(tensor, torch.Tensor) and not (is_lazy(tensor) or tensor.is_meta) and tensor.numel():
             key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
             names.setdefault(key, []).append(name)
     return {first: duplicates for first, *duplicates in names.values() if duplicates}
@@ -216,7 +212,12 @@ class Differences:
 
     @classmethod
     def between(cls, stored: Mapping[str, Any], state: Mapping[str, Any]) -> Differences:
-        shared = [name for name in state if _has_shape(state[name]) and _has_shape(stored.get(name))]
+        # Parameters of lazy modules have no shape yet.
+        shared = [
+            name
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor) and not is_lazy(value) and isinstance(stored.get(name), torch.Tensor)
+        ]
         return cls(
             [name for name in state if name not in stored],
             [name for name in stored if name not in state],
@@ -333,11 +334,6 @@ def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[
     missing = _drop_ignored(differences.missing, inner, *ignored)
     unexpected = _drop_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
     return state, Differences(missing, unexpected, differences.shapes)
-
-
-def _has_shape(value: Any) -> bool:
-    # Parameters of lazy modules have no shape yet.
-    return isinstance(value, torch.Tensor) and not is_lazy(value)
 
 
 def describe_shape_mismatch(name: str, stored: Iterable[int], expected: Iterable[int]) -> str:

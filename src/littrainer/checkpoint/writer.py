@@ -52,10 +52,17 @@ class StagedCheckpoint:
 
     def write_objects(self, objects: dict[str, Any]) -> None:
         """Write objects by torch.save; the keys are file names."""
-        self._write(objects, self._write_objects)
+        if self.is_deferred:
+            self.deferred.append((objects, self._write_objects))
+        else:
+            self._write_objects(objects)
 
     def write_trainer_state(self, text: str) -> None:
-        self._write(text, functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8"))
+        write = functools.partial((self.folder / TRAINER_STATE_NAME).write_text, encoding="utf-8")
+        if self.is_deferred:
+            self.deferred.append((text, write))
+        else:
+            write(text)
 
     def write_shards(self, states: dict[str, Any]) -> None:
         """Write this process's shards of states, by folder name; all processes call this."""
@@ -79,25 +86,16 @@ class StagedCheckpoint:
             write(value)
         self.deferred = []
 
-    def _write(self, value: Any, write: Callable[[Any], object]) -> None:
-        if self.is_deferred:
-            self.deferred.append((value, write))
-        else:
-            write(value)
-
     def _write_weights(self, model: nn.Module, state_dict: dict[str, Any] | None) -> None:
         write_weights(model, str(self.folder), state_dict)
-        self._list_large_files()
+        if self.manifest is not None:
+            self.manifest.add_large_files()
 
     def _write_objects(self, objects: dict[str, Any]) -> None:
         for name, value in objects.items():
             torch.save(value, self.folder / name)
-            if os.path.getsize(self.folder / name) >= MIN_LARGE_FILE_BYTES:
-                self._list_large_files()
-
-    def _list_large_files(self) -> None:
-        if self.manifest is not None:
-            self.manifest.add_large_files()
+            if self.manifest is not None and os.path.getsize(self.folder / name) >= MIN_LARGE_FILE_BYTES:
+                self.manifest.add_large_files()
 
 
 def write_tokenizer_and_args(folder: str | Path, args: TrainingArguments, processing_class: Any) -> None:

@@ -57,7 +57,7 @@ class Restarts:
     def _has_failed_again(self, failure: Failure, run_dirs: list[str]) -> bool:
         """Return whether the same process failed, or any were killed, twice without a new checkpoint."""
         # Loads torch.
-        from littrainer.checkpoint.distributed_resume import identify_checkpoints
+        from littrainer.checkpoint.manager import identify_checkpoints
 
         before, self._previous = self._previous, (failure, [identify_checkpoints(folder) for folder in run_dirs])
         if before is None or before[1] != self._previous[1]:

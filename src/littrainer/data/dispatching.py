@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from littrainer.data.sharding import ShardSpec, iterate_chunks
-from littrainer.distributed.collectives import FailedElsewhere, all_gather_object, scatter_object
+from littrainer.distributed.collectives import PeerFailedError, all_gather_object, scatter_object
 from littrainer.runtime.nested_values import map_nested
 
 
@@ -145,7 +145,7 @@ class Dispatch:
         """Return this process's part of a global batch, and the next global batch.
 
         Raises:
-            FailedElsewhere: reading failed in the first process.
+            PeerFailedError: reading failed in the first process.
         """
         parts = None
         if self.reads and self._error is None:
@@ -167,7 +167,7 @@ class Dispatch:
         if error is not None:
             raise error
         if part.error is not None:
-            raise FailedElsewhere(f"Process 0, which reads the data for all, failed with {part.error}")
+            raise PeerFailedError(f"Process 0, which reads the data for all, failed with {part.error}")
         return part
 
     def _split(self, batches: list[Any], is_last: bool) -> list[_ScatteredPart]:

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from littrainer.distributed.failures import (
-    FailedElsewhere,
-    LostProcess,
+    PeerFailedError,
+    PeerLostError,
     ProcessAddress,
     describe_connection_loss,
     is_consequence,
@@ -146,11 +146,10 @@ def barrier_with_timeout(seconds: float) -> bool:
     return False
 
 
-def run_with_keepalive(work: Callable[[], object]) -> None:
+def run_with_keepalive(work: Callable[[], Value]) -> Value:
     """Run work that may take some processes longer than the group's timeout; a collective call."""
     if not is_distributed():
-        work()
-        return
+        return work()
     pool = ThreadPoolExecutor(1)
     future = pool.submit(work)
     pool.shutdown(wait=False)
@@ -158,7 +157,7 @@ def run_with_keepalive(work: Callable[[], object]) -> None:
     interval = min(KEEPALIVE_INTERVAL_S, timeout.total_seconds() / 4)
     while any_rank(bool(wait([future], interval).not_done)):
         pass
-    future.result()
+    return future.result()
 
 
 @contextmanager
@@ -171,8 +170,8 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
         doing: the activity, for the error: "writing checkpoint-5".
 
     Raises:
-        FailedElsewhere: another process failed; an error of this process is raised unchanged.
-        LostProcess: another process has ended.
+        PeerFailedError: another process failed; an error of this process is raised unchanged.
+        PeerLostError: another process has ended.
     """
     if not is_distributed():
         yield
@@ -197,8 +196,8 @@ def raise_on_all_ranks(doing: str) -> Iterator[None]:
 
 
 def _publish(error: str) -> None:
-    # LostProcess must not replace this process's error.
-    with suppress(LostProcess):
+    # PeerLostError must not replace this process's error.
+    with suppress(PeerLostError):
         _exchange(_FAILED, error)
 
 
@@ -211,9 +210,9 @@ def _exchange(kind: int, value: Any) -> list[Any]:
     if errors and kind != _FAILED:
         named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
         doing = _open_blocks[-1] if _open_blocks else "what all do together"
-        raise FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
+        raise PeerFailedError(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
     if not errors and len({kind_of_rank for kind_of_rank, _ in received}) > 1:
-        raise LostProcess(
+        raise PeerLostError(
             f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
             "Code that runs in some of the processes only must not save, evaluate or end the training."
         )
@@ -225,7 +224,7 @@ def _name_lost_processes() -> Iterator[_HostGroup]:
     try:
         yield _connect()
     except RuntimeError as error:
-        raise LostProcess(
+        raise PeerLostError(
             f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: "
             f"{describe_connection_loss(error)}"
         ) from error
@@ -291,10 +290,8 @@ def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
     """
     if get_world_size() == 1:
         return value
-    pieces: list[Any] = [None] * get_world_size()
     on_host = map_nested(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
-    dist.all_gather_object(pieces, on_host)
-    return _join_objects(pieces[::copies])
+    return _join_objects(all_gather_object(on_host)[::copies])
 
 
 def pad_across_processes(value: Any, dim: int = 0, fill: int = 0, at_start: bool = False) -> Any:

@@ -6,6 +6,7 @@ Variables of other launchers are copied into torchrun's, which torch, accelerate
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
@@ -69,16 +70,9 @@ def get_hang_timeout(args: Any) -> float:
     return float(os.environ.get(HANG_TIMEOUT) or args.hang_timeout or 0)
 
 
-def world_size() -> int:
-    return read_env_int(WORLD_SIZE, 1)
-
-
-def rank() -> int:
-    return read_env_int(RANK, 0)
-
-
-def local_rank() -> int:
-    return read_env_int(LOCAL_RANK, 0)
+world_size = functools.partial(read_env_int, WORLD_SIZE, 1)
+rank = functools.partial(read_env_int, RANK, 0)
+local_rank = functools.partial(read_env_int, LOCAL_RANK, 0)
 
 
 def local_world_size() -> int:

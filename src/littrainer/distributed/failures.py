@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from littrainer.distributed.environment import get_reports_folder, rank
+from littrainer.distributed.environment import HANG_TIMEOUT, get_reports_folder, rank
 from littrainer.runtime.tracebacks import error_and_reasons, report_uncaught
 
 # Environment variable: file from which torchrun's agent reads a process's error.
@@ -31,8 +31,10 @@ CONSEQUENCE, STEP = "is_consequence", "step"
 # Attribute of an error: its optimizer step.
 AT_STEP = "_littrainer_optimizer_step"
 # Prefixes of a process's files in `get_reports_folder`.
-STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "hung"
+STACKS_FILE, HEARTBEAT_FILE = "stacks", "heartbeat"
 WORKER_STACKS_TIMEOUT_S = 0.5
+# Time to end after a reported hang.
+MIN_ENDING_TIMEOUT_S = 30.0
 # Times after the loss of a connection.
 PROCESS_END_TIMEOUT_S = 1.0
 PUBLICATION_TIMEOUT_S = 1.0
@@ -56,11 +58,11 @@ TIMEOUTS = ("Timed out waiting", "Application timeout")
 SIGNS_OF_LIBRARIES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer", *TIMEOUTS)
 
 
-class FailedElsewhere(RuntimeError):
+class PeerFailedError(RuntimeError):
     """Failure of another process, named with its error in the message."""
 
 
-class LostProcess(RuntimeError):
+class PeerLostError(RuntimeError):
     """Loss of another process, which has ended or hangs."""
 
 
@@ -137,9 +139,10 @@ def _report_uncaught(error: BaseException) -> None:
     if _stacks is not None:
         traceback.print_exception(error, file=_stacks)
         _stacks.flush()
-    if isinstance(error, HangError) and (folder := get_reports_folder()) is not None:
-        # The launcher kills this process if it does not end.
-        (folder / f"{HUNG_FILE}-{os.getpid()}").touch()
+    if isinstance(error, HangError) and get_reports_folder() is not None:
+        # The end of the process may hang too.
+        seconds = max(MIN_ENDING_TIMEOUT_S, float(os.environ.get(HANG_TIMEOUT) or 0))
+        faulthandler.dump_traceback_later(seconds, file=open_stacks(), exit=True)
 
 
 def report_error(error: BaseException) -> None:
@@ -169,7 +172,7 @@ def set_step_of_error(error: BaseException, step: int) -> None:
 
 
 def is_consequence(error: BaseException) -> bool:
-    return any(isinstance(link, (FailedElsewhere, LostProcess)) for link in error_and_reasons(error))
+    return any(isinstance(link, (PeerFailedError, PeerLostError)) for link in error_and_reasons(error))
 
 
 # ---- Stacks ----------------------------------------------------------------------------------------------------------
@@ -222,7 +225,7 @@ def dump_all_stacks(heading: str, workers: Sequence[BaseProcess], further: Calla
 
 @contextmanager
 def name_failed_process(doing: str) -> Iterator[None]:
-    """Convert errors of collectives in the block to LostProcess, which names the failed process."""
+    """Convert errors of collectives in the block to PeerLostError, which names the failed process."""
     if _store is None:
         yield
         return
@@ -231,7 +234,7 @@ def name_failed_process(doing: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, RuntimeError) and is_collective_error(error) and not is_consequence(error):
-            raise LostProcess(
+            raise PeerLostError(
                 f"Process {_store.rank} of {_store.world_size} ends {doing}: {describe_connection_loss(error)}"
             ) from error
         publish_failure(error)

@@ -58,7 +58,9 @@ def get_requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
     """Return the source of the sizes, for errors, and `SIZES` with their values; default: 1."""
     source, config = _read_requested(args)
     sizes = dict.fromkeys(SIZES, 1)
-    sizes.update({name: _parse_size(source, name, config[name]) for name in SIZES if config.get(name) is not None})
+    for name in SIZES:
+        if config.get(name) is not None:
+            sizes[name] = _parse_size(source, name, config[name])
     for name, reason in REFUSED_SIZES.items():
         if sizes[name] > 1:
             raise NotImplementedError(

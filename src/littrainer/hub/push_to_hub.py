@@ -28,8 +28,8 @@ from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.atomic_write import remove_if_empty
 from littrainer.checkpoint.checksums import MANIFEST_NAME
-from littrainer.checkpoint.distributed_resume import LAST_CHECKPOINT
 from littrainer.checkpoint.layout import (
+    LAST_CHECKPOINT,
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
     OPTIMIZER_SHARDS,

@@ -341,7 +341,7 @@ class TFTrainer:
         Returns:
             optimizer steps done, the mean loss over them, and metrics of the whole training.
         """
-        from littrainer.checkpoint.distributed_resume import get_last_checkpoint
+        from littrainer.checkpoint.manager import get_last_checkpoint
 
         # The model may have changed.
         if not self.overrides("run_model"):

@@ -64,13 +64,13 @@ class Preemption(StepPolicy):
     An interrupted evaluation is rerun by the training that resumes.
 
     Attributes:
-        agreed: the signal that all processes have received from each other, or None.
+        stop_signal: the signal that all processes have received from each other, or None.
         saved_step: the optimizer step that was saved for the signal.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = ()):
         self.signals = tuple(signals)
-        self.agreed: signal.Signals | None = None
+        self.stop_signal: signal.Signals | None = None
         self.saved_step: int | None = None
         self._received: signal.Signals | None = None
         self._earlier_handlers: dict[signal.Signals, Any] = {}
@@ -118,17 +118,17 @@ class Preemption(StepPolicy):
         if callable(handler) and (is_repeated or number != signal.SIGINT):
             handler(number, frame)
 
-    def agree(self) -> None:
+    def sync_signal(self) -> None:
         """Synchronize the received signals; a collective."""
-        if self.signals and self.agreed is None:
+        if self.signals and self.stop_signal is None:
             number = all_reduce_max(int(self._received or 0))
             if number:
-                self.agreed = signal.Signals(number)
+                self.stop_signal = signal.Signals(number)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
         """Synchronize signals; after an epoch's last step the end of the epoch does."""
         if not is_epoch_end:
-            self.agree()
+            self.sync_signal()
 
     @contextmanager
     def interruptible_evaluation(self, state: TrainerState) -> Iterator[None]:
@@ -150,18 +150,20 @@ class Preemption(StepPolicy):
     def raise_if_preempted(self) -> None:
         """Raise EvaluationInterrupted if a process has received a signal."""
         if self._can_interrupt:
-            self.agree()
-            if self.agreed is not None:
+            self.sync_signal()
+            if self.stop_signal is not None:
                 raise EvaluationInterrupted
 
     def request_save_and_stop(self, state: TrainerState, control: TrainerControl) -> None:
         """Raise the flags for a checkpoint and the end of training, after log and evaluation of a step."""
-        if self.agreed is None:
+        if self.stop_signal is None:
             return
         control.should_training_stop = True
         is_saved = self.saved_step == state.global_step
         if self.saved_step is None:
-            logger.warning("%s: training saves and stops at optimizer step %d.", self.agreed.name, state.global_step)
+            logger.warning(
+                "%s: training saves and stops at optimizer step %d.", self.stop_signal.name, state.global_step
+            )
         if not is_saved and (self._is_evaluation_due or control.should_evaluate):
             switches = {"should_save": control.should_save}
             state.stateful_callbacks[INTERRUPTED_EVALUATION] = {"args": {}, "attributes": switches}

@@ -259,7 +259,8 @@ def _compare_data(
             f"The workers read the stream in {shards} parts ({len(rows)}), so rows may be trained twice or left out: "
             "set dataloader_num_workers to what it was."
         )
-    if (processes := read_world_size(checkpoint)) != args.world_size:
+    processes = read_world_size(checkpoint) if record is None else record["sizes"]["world_size"]
+    if processes != args.world_size:
         numbers = f"There are now {args.world_size} processes ({processes}). " if record is None else ""
         sentences.append(f"{numbers}Random numbers go on from the seed, since each process has its own.")
     return sentences

@@ -411,7 +411,7 @@ class TrainingRun:
         # Still set if the resumed epoch had no batches left.
         self._micro_batches_to_skip = 0
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
-        trainer.preemption.agree()
+        trainer.preemption.sync_signal()
         self.step.sync_control_flags()
         self.step.log_evaluate_save()
 

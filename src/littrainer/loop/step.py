@@ -220,7 +220,7 @@ class TrainingStep:
         trainer, run, health = self.trainer, self.run, self.health
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
-        is_due = calls_events or trainer.preemption.agreed is not None
+        is_due = calls_events or trainer.preemption.stop_signal is not None
         # Without an override, the arguments of the hook are not built.
         if not (is_due or self._overrides_log_save_evaluate):
             return

@@ -57,7 +57,7 @@ _SAME_NAMES: dict[str, dict[str, str]] = {
         "search.trial": "default_compute_objective",
         "search.parameters": "default_hp_space_optuna default_hp_space_ray default_hp_space_wandb",
         "runtime.seeds": "enable_full_determinism seed_worker set_seed",
-        "checkpoint.distributed_resume": "get_last_checkpoint",
+        "checkpoint.manager": "get_last_checkpoint",
         "data.loaders": "has_length",
         "checkpoint.retention": "rotate_checkpoints sort_checkpoints",
     },

@@ -17,8 +17,6 @@ URL = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
 NO_CONTAINER = r"(?<!abfs://)(?<!abfss://)(?<!wasb://)(?<!wasbs://)(?<!oci://)"
 CREDENTIALS = re.compile(rf"(?<=://)(?:[^/\s@]*:[^/\s]*|{NO_CONTAINER}[^/\s]*)@")
 MAX_TRIES = 3
-MAX_NAME_BYTES = 255
-MAX_KEY_BYTES = 1024
 # Characters of patterns, for which fsspec would delete all matches.
 PATTERN = re.compile(r"[*?\[]")
 URL_HINT = "Give an address whose client is installed, such as s3://bucket/run (pip install s3fs), or a folder's path."
@@ -58,9 +56,7 @@ def strip_credentials(path: str) -> str:
 
 def is_inside(name: str) -> bool:
     """Return whether a relative name is valid and stays inside its folder."""
-    parts = (path := name.encode("utf-8", "surrogatepass")).split(b"/")
-    is_short = len(path) <= MAX_KEY_BYTES and max(map(len, parts)) <= MAX_NAME_BYTES
-    return is_short and b"\0" not in path and {b"", b".", b".."}.isdisjoint(parts)
+    return "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 
 def get_remote_url(folder: str | Path) -> str | None:
@@ -89,16 +85,16 @@ class RemoteFolder:
     # URL -> user and password, and query.
     credentials: ClassVar[dict[str, tuple[str, str]]] = {}
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs
 
-        self.address = address
-        protocol, _, path = address.partition("://")
-        if PATTERN.search(address):
-            raise RemoteFolderError(f"{address} would be taken for a pattern: leave out *, ? and [.")
+        self.url = url
+        protocol, _, path = url.partition("://")
+        if PATTERN.search(url):
+            raise RemoteFolderError(f"{url} would be taken for a pattern: leave out *, ? and [.")
         # The credentials may belong to a URL above or below, such as a checkpoint's.
-        urls = [url for url in self.credentials if f"{url}/".startswith(f"{address}/") or address.startswith(f"{url}/")]
-        nearest = min(urls, key=lambda url: abs(len(url) - len(address)), default="")
+        urls = [key for key in self.credentials if f"{key}/".startswith(f"{url}/") or url.startswith(f"{key}/")]
+        nearest = min(urls, key=lambda key: abs(len(key) - len(url)), default="")
         self._user_info, self._query = self.credentials.get(nearest, ("", ""))
         self._files: Any = None
         with self._convert_errors("", "opened"):
@@ -136,9 +132,7 @@ class RemoteFolder:
                 size = self._files.info(f"{self._root}/{name}").get("size")
             if content is None or size is None or (received := length(content)) >= size:
                 return content
-        raise RemoteFolderError(
-            f"{self.address}/{name} could not be read whole: {received:,} of its {size:,} bytes came."
-        )
+        raise RemoteFolderError(f"{self.url}/{name} could not be read whole: {received:,} of its {size:,} bytes came.")
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Upload bytes or a local file, which may grow meanwhile, and check the object's size."""
@@ -159,7 +153,7 @@ class RemoteFolder:
             self._files.invalidate_cache()
             size = self._files.info(path).get("size")
         if size is not None and (size < written or (isinstance(content, bytes) and size != written)):
-            raise RemoteFolderError(f"{self.address}/{name} has {size:,} bytes after {written:,} were written to it.")
+            raise RemoteFolderError(f"{self.url}/{name} has {size:,} bytes after {written:,} were written to it.")
         RemoteFolder.written += 1
 
     def delete(self, name: str, is_folder: bool = False) -> None:
@@ -167,7 +161,7 @@ class RemoteFolder:
             path = f"{self._root}/{name}"
             self._files.rm(path, recursive=True) if is_folder else self._files.rm_file(path)
 
-    def listed(self) -> list[str]:
+    def list_names(self) -> list[str]:
         with self._convert_errors("", "listed", FileNotFoundError):
             return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
         return []
@@ -185,7 +179,7 @@ class RemoteFolder:
             raise
         # BaseException, since clients raise errors such as asyncio's CancelledError.
         except BaseException as error:
-            where = f"{self.address}/{name}".rstrip("/")
+            where = f"{self.url}/{name}".rstrip("/")
             message = str(error).replace(self._user_info, "").replace(self._query, "")
             # The cause's text may contain credentials.
             cause = None if self._user_info or self._query else error

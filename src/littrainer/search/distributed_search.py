@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import torch.distributed as dist
 
 from littrainer.distributed.collectives import (
-    FailedElsewhere,
-    LostProcess,
+    PeerFailedError,
+    PeerLostError,
     barrier_with_timeout,
     broadcast_object,
     is_distributed,
@@ -58,9 +58,9 @@ def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Valu
             collectives between trials.
 
     Raises:
-        FailedElsewhere: `search` has failed in the first process; a process in which the last trial has failed raises
+        PeerFailedError: `search` has failed in the first process; a process in which the last trial has failed raises
             the trial's error instead.
-        LostProcess: a process has ended or is not in sync.
+        PeerLostError: a process has ended or is not in sync.
     """
     if not is_distributed():
         return search(functools.partial(run_trial, trainer))
@@ -69,7 +69,7 @@ def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Valu
     try:
         result = search(functools.partial(_start_trial, trainer))
     except BaseException as error:
-        if not isinstance(error, LostProcess):
+        if not isinstance(error, PeerLostError):
             broadcast_object(_EndSearch(error=f"{type(error).__name__}: {error}"))
         raise
     broadcast_object(_EndSearch(result))
@@ -92,30 +92,30 @@ def _run_trials_of_first(trainer: SearchTrainer) -> Any:
         failure = None
         try:
             _run_trial_on_all_ranks(trainer, message)
-        except LostProcess:
+        except PeerLostError:
             raise
         except Exception as error:
             # The first process decides whether the error ends the search.
             failure = error
     if message.error is None:
         return message.result
-    if failure is not None and not isinstance(failure, FailedElsewhere):
+    if failure is not None and not isinstance(failure, PeerFailedError):
         raise failure
-    raise FailedElsewhere(f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}")
+    raise PeerFailedError(f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}")
 
 
 def _run_trial_on_all_ranks(trainer: SearchTrainer, trial: Any) -> Any:
-    """Run a trial, which fails if any process fails; raise a LostProcess if others hang in it."""
+    """Run a trial, which fails if any process fails; raise a PeerLostError if others hang in it."""
     name = f"trial {trial.number}" if hasattr(trial, "number") else "a trial"
     with raise_on_all_ranks(name):
         try:
             objective = run_trial(trainer, trial)
-        except LostProcess:
+        except PeerLostError:
             raise
         except BaseException as error:
             publish_failure(error)
             if not barrier_with_timeout(MAX_WAIT_FOR_FAILURES_S):
-                raise LostProcess(
+                raise PeerLostError(
                     f"Process {dist.get_rank()} cannot continue the search: {name} failed here with "
                     f"{type(error).__name__}: {error}, and the other processes wait for it in the middle of that trial."
                 ) from error

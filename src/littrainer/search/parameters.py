@@ -15,7 +15,7 @@ from littrainer.arguments.earlier_names import earlier_names_of
 from littrainer.arguments.json_values import truth
 from littrainer.arguments.normalization import ALIASES
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.distributed.collectives import FailedElsewhere, LostProcess
+from littrainer.distributed.collectives import PeerFailedError, PeerLostError
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import kind_of
 
@@ -69,7 +69,7 @@ def call_space(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
     try:
         parameters = space(trial)
     except Exception as error:
-        if is_a(error, "pruned trial") or isinstance(error, SearchMistake | FailedElsewhere | LostProcess):
+        if is_a(error, "pruned trial") or isinstance(error, SearchMistake | PeerFailedError | PeerLostError):
             raise
         raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
     if not isinstance(parameters, Mapping):

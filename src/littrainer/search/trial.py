@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
-from littrainer.distributed.collectives import LostProcess, broadcast_object, raise_on_all_ranks
+from littrainer.distributed.collectives import PeerLostError, broadcast_object, raise_on_all_ranks
 from littrainer.loop.checks import check_arguments
 from littrainer.loop.out_of_memory import empty_device_cache
 from littrainer.runtime.notes import kind_of
@@ -102,7 +102,7 @@ class SearchTrainer(Protocol):
 
 def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
     """Return whether the search continues after an error; by default any error of a callback ends it."""
-    if isinstance(error, SearchMistake | LostProcess) or not isinstance(error, catch):
+    if isinstance(error, SearchMistake | PeerLostError) or not isinstance(error, catch):
         return False
     is_of_callback = any(note.startswith(FROM_CALLBACK) for note in getattr(error, "__notes__", ()))
     return catch is not TRIAL_FAILURES or not is_of_callback
