@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -64,10 +64,11 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.handler import CallbackHandler
-    from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
     from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.compat.accelerator import AcceleratorFacade
     from littrainer.data.columns import DroppedColumns
+
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -159,15 +160,27 @@ def _make_session(fields: dict[str, Any]) -> TrainingSession:
     return TrainingSession(**fields)
 
 
-def session_attribute(path: str) -> Any:
-    """Return a property of the Trainer for a dotted path from its session to an attribute."""
-    *parts, name = path.split(".")
-    holder = attrgetter(".".join(["session", *parts]))
-    return property(
-        attrgetter(f"session.{path}"),
-        lambda trainer, value: setattr(holder(trainer), name, value),
-        lambda trainer: delattr(holder(trainer), name),
+class _Path:
+    """Stand-in for a session that records which attribute a function reads."""
+
+    def __init__(self, *names: str):
+        self.names = names
+
+    def __getattr__(self, name: str) -> _Path:
+        return _Path(*self.names, name)
+
+
+def session_attribute(read: Callable[[TrainingSession], Value]) -> Value:
+    """Return a property of the Trainer for the attribute of its session, or of a part of it, that `read` returns."""
+    path: Any = read(_Path("session"))  # type: ignore[arg-type]
+    *parts, name = path.names
+    get_holder = attrgetter(".".join(parts))
+    accessors: Any = property(
+        attrgetter(".".join(path.names)),
+        lambda trainer, value: setattr(get_holder(trainer), name, value),
+        lambda trainer: delattr(get_holder(trainer), name),
     )
+    return accessors
 
 
 class TrainerAttributesBase:
@@ -176,38 +189,38 @@ class TrainerAttributesBase:
     session: TrainingSession
 
     # ---- Attributes of the session, under transformers' names; libraries set some of them
-    optimizer: torch.optim.Optimizer | None = session_attribute("optimization.optimizer")
-    lr_scheduler: Any = session_attribute("optimization.schedule")
-    _created_lr_scheduler: bool = session_attribute("optimization.is_default_schedule")
-    is_schedule_overridden: bool = session_attribute("optimization.is_schedule_overridden")
-    lightning_trainer: Any = session_attribute("lightning.trainer")
-    lightning_module: Any = session_attribute("lightning.module")
-    deferred_validation_end: DeferredValidationEnd = session_attribute("lightning.deferred_validation_end")
-    _tr_loss: torch.Tensor = session_attribute("loss.since_last_log")
-    _loss_reduction: LossReduction = session_attribute("loss_reduction")
-    _total_loss_scalar: float = session_attribute("loss.before_last_log")
-    _globalstep_last_logged: int = session_attribute("loss.step_of_last_log")
-    _initial_global_step: int = session_attribute("first_step")
-    _initial_num_input_tokens_seen: int = session_attribute("first_input_tokens")
-    current_flos: float = session_attribute("flos")
-    current_gradient_accumulation_steps: int = session_attribute("micro_batches_in_window")
-    training_run: TrainingRun | None = session_attribute("run")
-    _train_batch_size: int = session_attribute("train_batch_size")
-    _model_is_prepared: bool = session_attribute("model_is_prepared")
-    is_in_train: bool = session_attribute("is_in_train")
-    preemption: Preemption = session_attribute("preemption")
-    update_guard: UpdateGuard = session_attribute("update_guard")
-    _eval_dataloaders: dict[str, Any] = session_attribute("eval_dataloaders")
-    deepspeed: Any = session_attribute("deepspeed")
-    neftune_hook_handle: Any = session_attribute("neftune_hook_handle")
-    hp_space: Any = session_attribute("search.space")
-    hp_name: Any = session_attribute("search.name")
-    compute_objective: Any = session_attribute("search.compute_objective")
-    hp_search_backend: Any = session_attribute("search.backend")
-    objective: Any = session_attribute("search.objective")
-    _trial: Any = session_attribute("search.trial")
-    hub_model_id: str | None = session_attribute("hub.model_id")
-    push_in_progress: Any = session_attribute("hub.pushes")
+    optimizer: torch.optim.Optimizer | None = session_attribute(lambda session: session.optimization.optimizer)
+    lr_scheduler = session_attribute(lambda session: session.optimization.schedule)
+    _created_lr_scheduler = session_attribute(lambda session: session.optimization.is_default_schedule)
+    is_schedule_overridden = session_attribute(lambda session: session.optimization.is_schedule_overridden)
+    lightning_trainer = session_attribute(lambda session: session.lightning.trainer)
+    lightning_module = session_attribute(lambda session: session.lightning.module)
+    deferred_validation_end = session_attribute(lambda session: session.lightning.deferred_validation_end)
+    _tr_loss = session_attribute(lambda session: session.loss.since_last_log)
+    _loss_reduction = session_attribute(lambda session: session.loss_reduction)
+    _total_loss_scalar = session_attribute(lambda session: session.loss.before_last_log)
+    _globalstep_last_logged = session_attribute(lambda session: session.loss.step_of_last_log)
+    _initial_global_step = session_attribute(lambda session: session.first_step)
+    _initial_num_input_tokens_seen = session_attribute(lambda session: session.first_input_tokens)
+    current_flos = session_attribute(lambda session: session.flos)
+    current_gradient_accumulation_steps = session_attribute(lambda session: session.micro_batches_in_window)
+    training_run = session_attribute(lambda session: session.run)
+    _train_batch_size = session_attribute(lambda session: session.train_batch_size)
+    _model_is_prepared = session_attribute(lambda session: session.model_is_prepared)
+    is_in_train = session_attribute(lambda session: session.is_in_train)
+    preemption = session_attribute(lambda session: session.preemption)
+    update_guard = session_attribute(lambda session: session.update_guard)
+    _eval_dataloaders = session_attribute(lambda session: session.eval_dataloaders)
+    deepspeed = session_attribute(lambda session: session.deepspeed)
+    neftune_hook_handle = session_attribute(lambda session: session.neftune_hook_handle)
+    hp_space = session_attribute(lambda session: session.search.space)
+    hp_name = session_attribute(lambda session: session.search.name)
+    compute_objective = session_attribute(lambda session: session.search.compute_objective)
+    hp_search_backend = session_attribute(lambda session: session.search.backend)
+    objective = session_attribute(lambda session: session.search.objective)
+    _trial = session_attribute(lambda session: session.search.trial)
+    hub_model_id = session_attribute(lambda session: session.hub.model_id)
+    push_in_progress = session_attribute(lambda session: session.hub.pushes)
 
     # ---- Parameters of the Trainer
     args: TrainingArguments
