@@ -17,6 +17,7 @@ import torch
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import notify_of_failure
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.distributed_resume import (
     AUTO,
     READ_BY,
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.handler import CallbackHandler
-    from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.compat.accelerator import AcceleratorFacade
     from littrainer.data.columns import DroppedColumns
 
@@ -127,7 +126,8 @@ class TrainingSession:
     def __reduce__(self) -> Any:
         # Running uploads belong to the process.
         hub = replace(self.hub, pushes=None)
-        return _make_session, ({**self._persistent_fields(), "optimization": self.optimization, "hub": hub},)
+        kept = {**self._persistent_fields(), "optimization": self.optimization, "hub": hub}
+        return functools.partial(TrainingSession, **kept), ()
 
     def __copy__(self) -> TrainingSession:
         names = ("optimization", "search", "hub", "lightning")
@@ -156,10 +156,6 @@ class TrainingSession:
         )
 
 
-def _make_session(fields: dict[str, Any]) -> TrainingSession:
-    return TrainingSession(**fields)
-
-
 class _Path:
     """Stand-in for a session that records which attribute a function reads."""
 
@@ -183,7 +179,7 @@ def session_attribute(read: Callable[[TrainingSession], Value]) -> Value:
     return accessors
 
 
-class TrainerAttributesBase:
+class TrainerAttributesBase(TrainerContext):
     """The typed attributes of a Trainer; `Trainer.__init__` sets those that the session does not store."""
 
     session: TrainingSession
@@ -195,7 +191,6 @@ class TrainerAttributesBase:
     is_schedule_overridden = session_attribute(lambda session: session.optimization.is_schedule_overridden)
     lightning_trainer = session_attribute(lambda session: session.lightning.trainer)
     lightning_module = session_attribute(lambda session: session.lightning.module)
-    deferred_validation_end = session_attribute(lambda session: session.lightning.deferred_validation_end)
     _tr_loss = session_attribute(lambda session: session.loss.since_last_log)
     _loss_reduction = session_attribute(lambda session: session.loss_reduction)
     _total_loss_scalar = session_attribute(lambda session: session.loss.before_last_log)
@@ -222,46 +217,11 @@ class TrainerAttributesBase:
     hub_model_id = session_attribute(lambda session: session.hub.model_id)
     push_in_progress = session_attribute(lambda session: session.hub.pushes)
 
-    # ---- Parameters of the Trainer
-    args: TrainingArguments
-    model: Any
-    model_init: Callable[..., nn.Module] | None
-    train_dataset: Any
-    eval_dataset: Any
-    processing_class: Any
-    data_collator: Callable[[list[Any]], Any]
-    compute_loss_func: Callable[..., torch.Tensor] | None
-    compute_metrics: Any
-    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
-    optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
-    lightning_keywords: dict[str, Any]
-
-    # ---- Objects made by the Trainer
-    # The model with the strategy's wrappers.
-    model_wrapped: Any
     accelerator: AcceleratorFacade
-    callback_handler: CallbackHandler
-    lightning_callbacks: list[Any]
-    state: TrainerState
-    control: TrainerControl
-    gather_function: Callable[..., Any]
 
     # ---- Facts of the arguments and the model
-    loss_is_scaled_for_ga: bool | None
-    is_deepspeed_enabled: bool = False
-    is_fsdp_enabled: bool = False
-    is_model_parallel: bool
-    place_model_on_device: bool
-    # Seconds until the model was wrapped for evaluation.
-    model_preparation_time: float | None = None
-    model_accepts_loss_kwargs: bool
-    can_return_loss: bool
-    label_names: list[str]
-    label_smoother: Callable[..., torch.Tensor] | None
-    neftune_noise_alpha: float | None
     # The source of these facts.
     _described_model_class: type
-    _loss_shifts_labels: bool
     _parameters_without_embeddings: int | None
     # Forward's parameters and labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
@@ -269,34 +229,7 @@ class TrainerAttributesBase:
     _dropped_columns: dict[str | None, DroppedColumns]
 
     if TYPE_CHECKING:
-        # ---- Methods of Trainer and its hooks, as this module and `TrainerHooks` call them
-        def create_accelerator_and_postprocess(self) -> None: ...
-        def get_train_dataloader(self) -> Any: ...
-        def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
-        def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer: ...
-        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any: ...
-        def compute_loss(
-            self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any: ...
-        def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]: ...
-        def set_initial_training_values(
-            self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None
-        ) -> tuple[int, int, int, float, int, int, int]: ...
-        def get_total_train_batch_size(self, args: TrainingArguments) -> int: ...
-        def get_tp_size(self) -> int: ...
-        def overrides_training_step(self) -> bool: ...
-        def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None) -> TrainOutput: ...
-        def evaluate(
-            self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
-        ) -> dict[str, float]: ...
-        def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
-        def store_flos(self) -> None: ...
-        def add_callback(self, callback: Any) -> None: ...
-        def call_model_init(self, trial: Any = None) -> nn.Module: ...
-        def pop_callback(self, callback: Any) -> Any: ...
-        def remove_callback(self, callback: Any) -> None: ...
-        def is_local_process_zero(self) -> bool: ...
-        def is_world_process_zero(self) -> bool: ...
+        # ---- Methods of `TrainerHooks`, as this module calls them
         def _update_model_facts(self) -> None: ...
         def _find_overrides(self, *names: str) -> list[str]: ...
         def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...
@@ -311,10 +244,7 @@ class TrainerAttributesBase:
         def _update_auto_batch_size(self, batch_size: int) -> None: ...
         def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput: ...
         def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
-        def _get_output_dir(self, trial: Any) -> str: ...
         def _hp_search_setup(self, trial: Any) -> None: ...
-        def _apply_changed_arguments(self, changed: set[str]) -> None: ...
-        def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make a session first, since a subclass may set attributes before it calls `Trainer.__init__`."""
@@ -334,8 +264,8 @@ def train(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    if is_search_trial(trainer, trial):
-        begin_trial(trainer, trial)
+    if is_search_trial(trainer.session.search, trial):
+        begin_trial(trainer.session.search, trainer.args, trial)
         # Before the space is called, so that a seeded sampler draws the same values as in transformers.
         _make_new_model(trainer, trial)
     trainer.session = trainer.session.next()
@@ -409,7 +339,7 @@ def _train_from(
     trainer.session.checkpoints.is_async = can_save_in_background(args, trainer)
     trainer.is_in_train = True
     try:
-        if trainer.model_init is not None and not is_search_trial(trainer, trial):
+        if trainer.model_init is not None and not is_search_trial(trainer.session.search, trial):
             _make_new_model(trainer, trial)
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel

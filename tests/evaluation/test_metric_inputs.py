@@ -130,7 +130,9 @@ def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **traine
     trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=trainer_kwargs)
     has_custom_step = bool(trainer._find_overrides("prediction_step"))
     loader = trainer.get_eval_dataloader()
-    return EvaluationLoop(trainer, loader, "Evaluation", False, None, "eval", has_custom_step).task_facts()
+    return EvaluationLoop(
+        trainer, loader, "Evaluation", False, None, "eval", has_custom_step, False, trainer._prepare_input
+    ).task_facts()
 
 
 def test_task_facts_are_read_from_transformers_models(tmp_path: Path) -> None:
