@@ -772,9 +772,9 @@ class TrainerHooks(TrainerAttributesBase):
         if trial is not None and self.hp_search_backend == HPSearchBackend.RAY:
             from littrainer.search.ray_backend import report_to_ray
 
-            report_to_ray(self, metrics)
+            report_to_ray(self, metrics, self._tune_save_checkpoint)
 
-    def release_memory(self) -> None:
+    def release_training_memory(self) -> None:
         """Free the objects of a training, and empty the device's cache."""
         self.session = self.session.copy_without_training()
         self.model = self.model_wrapped = None

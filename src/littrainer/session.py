@@ -352,7 +352,9 @@ def _train_from(
             if checkpoint is not None:
                 with raise_on_all_ranks(f"loading the model in {checkpoint}"):
                     trainer._load_from_checkpoint(str(checkpoint))
-                    _resume_batch_size(trainer, checkpoint)
+                    # Without a search for it the arguments decide.
+                    if args.auto_find_batch_size and (size := read_state(checkpoint).train_batch_size) is not None:
+                        trainer.session.train_batch_size = size
             first_optimizers = trainer.optimizer, trainer.lr_scheduler
             while True:
                 try:
@@ -439,13 +441,6 @@ def train_with_batch_size(
         run.begin_without_steps()
     with part_of_training(END), raise_on_all_ranks("ending the training"):
         return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
-
-
-def _resume_batch_size(trainer: TrainerAttributesBase, checkpoint: Path) -> None:
-    # Without a search the arguments decide.
-    size = read_state(checkpoint).train_batch_size
-    if trainer.args.auto_find_batch_size and size is not None:
-        trainer._train_batch_size = size
 
 
 def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:

@@ -110,13 +110,13 @@ def searching(trainer: TrainerContext, backend: Any) -> Iterator[None]:
         vars(args),
         is_leaf=lambda part: type(part) not in (dict, list),
     )
-    trainer.release_memory()
+    trainer.release_training_memory()
     search.backend = search.last_backend = backend
     try:
         yield
     finally:
         search.backend = None
-        trainer.release_memory()
+        trainer.release_training_memory()
         changed = {name for name, value in vars(args).items() if has_changed(value, values.get(name))}
         vars(args).clear()
         vars(args).update(values)

@@ -22,7 +22,7 @@ ATTRIBUTES_OF_PROCESS = ("_accelerator", "gather_function")
 
 def pack(trainer: TrainerContext) -> bytes:
     """Pickle a Trainer, without its model, its optimizer and the attributes of this process."""
-    trainer.release_memory()
+    trainer.release_training_memory()
     try:
         import cloudpickle  # noqa: F401
     except ImportError as error:

@@ -91,7 +91,7 @@ def run_trial(
         Exception: an error of the script.
     """
     # The previous trial's error may have referred to memory until now.
-    trainer.release_memory()
+    trainer.release_training_memory()
     search = trainer.session.search
     search.objective = None
     # Otherwise Lightning's ModelCheckpoint would delete files of other trials.
@@ -112,7 +112,7 @@ def run_trial(
         for callback, state in states.items():
             vars(callback).clear()
             vars(callback).update(state)
-        trainer.release_memory()
+        trainer.release_training_memory()
 
 
 # ---- The arguments of a trial ----------------------------------------------------------------------------------------
