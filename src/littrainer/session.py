@@ -126,8 +126,7 @@ class TrainingSession:
     def __reduce__(self) -> Any:
         # Running uploads belong to the process.
         hub = replace(self.hub, pushes=None)
-        kept = {**self._persistent_fields(), "optimization": self.optimization, "hub": hub}
-        return functools.partial(TrainingSession, **kept), ()
+        return _make_session, ({**self._persistent_fields(), "optimization": self.optimization, "hub": hub},)
 
     def __copy__(self) -> TrainingSession:
         names = ("optimization", "search", "hub", "lightning")
@@ -154,6 +153,10 @@ class TrainingSession:
             eval_dataloaders=dict(self.eval_dataloaders),
             deepspeed=self.deepspeed,
         )
+
+
+def _make_session(fields: dict[str, Any]) -> TrainingSession:
+    return TrainingSession(**fields)
 
 
 class _Path:
