@@ -54,7 +54,8 @@ def test_sortish_sampling_groups_training_samples_by_length_and_evaluates_in_ord
 def test_sortish_sampling_of_a_stream_has_no_effect_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    translator(tmp_path, trainer_kwargs={"train_dataset": Stream(ROWS)}, sortish_sampler=True, max_steps=1).train()
+    trainer = translator(tmp_path, trainer_kwargs={"train_dataset": Stream(ROWS)}, sortish_sampler=True, max_steps=1)
+    trainer.get_train_dataloader()
     assert any("has no effect" in message for message in caplog.messages)
 
 

@@ -42,11 +42,13 @@ from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
+from littrainer.evaluation import prediction
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import collect_badges, write_card
 from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes, push_save
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
+from littrainer.loop.checks import check_arguments, check_construction
 from littrainer.loop.fast_dev_run import select_trackers
 from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
@@ -110,9 +112,12 @@ class TrainerHooks(TrainerAttributesBase):
         self.label_smoother = loss.make_label_smoother(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
-    def _apply_changed_arguments(self, changed: set[str]) -> None:
-        """Update all parts, except the accelerator, that depend on the changed arguments."""
+    def apply_changed_arguments(self, changed: set[str], makes_accelerator: bool = True) -> None:
+        """Update all parts that depend on the changed arguments, by default including the accelerator."""
         args = self.args
+        if makes_accelerator:
+            check_arguments(args)
+            self.create_accelerator_and_postprocess()
         self._train_batch_size = args.train_batch_size
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         if "label_smoothing_factor" in changed:
@@ -131,6 +136,9 @@ class TrainerHooks(TrainerAttributesBase):
             self.place_model_on_device = self._should_place_model()
 
     # ---- Construction ------------------------------------------------------------------------------------------------
+
+    def _validate_args(self) -> None:
+        check_construction(self)
 
     def _create_callbacks(
         self,
@@ -278,10 +286,10 @@ class TrainerHooks(TrainerAttributesBase):
         # An override that creates both is called before wrapping; a schedule alone may need the wrapped model.
         if self._find_overrides("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
-            wrapped = wrap_for_training(self)
+            wrapped = wrap_for_training(self, self._wrap_model)
         else:
             self.create_optimizer()
-            wrapped = wrap_for_training(self)
+            wrapped = wrap_for_training(self, self._wrap_model)
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
         # A subclass's wrapper is for training only.
@@ -532,13 +540,48 @@ class TrainerHooks(TrainerAttributesBase):
             step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
 
+    def _predict_batch(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None
+    ) -> tuple[Any, Any, Any]:
+        if not hasattr(inputs, "keys"):
+            raise make_unnamed_batch_error(inputs, model, override="prediction_step")
+        label_names = self.label_names
+        has_loss = prediction.can_compute_loss(inputs, label_names, self.can_return_loss)
+        inputs = self._prepare_inputs(inputs)
+        if ignore_keys is None:
+            ignore_keys = prediction.get_ignored_outputs(self.model)
+
+        labels = None
+        if has_loss:
+            # Before the forward pass, since `compute_loss` may remove labels from the inputs.
+            labels = prediction.extract_labels(inputs, label_names)
+            num_items = self._get_num_items_in_batch([inputs], self.args.device)
+
+        value = None
+        with torch.no_grad(), self.compute_loss_context_manager():
+            if has_loss:
+                if self.args.use_liger_kernel and prediction_loss_only:
+                    # Liger's fused loss needs no logits.
+                    inputs = {**inputs, "skip_logits": True}
+                result = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+                value, outputs = prediction.unpack_loss(result, type(self).__name__)
+            else:
+                outputs = model(**inputs)
+
+        if prediction_loss_only:
+            return value, None, None
+        compared = None
+        if self.compute_metrics is not None and self.preprocess_logits_for_metrics is None:
+            compared = label_names
+        return value, prediction.extract_logits(outputs, ignore_keys, labels, has_loss, compared), labels
+
     def _prepare_model_for_evaluation(self) -> nn.Module:
         """Return the model for evaluations on its device; outside of training cast it if so configured."""
         model = self._wrap_model(self.model, training=False)
         if not self._model_is_prepared and model is self.model:
             start_time = time.time()
-            move_to_device(self)
-            model = autocast_and_compile(self)
+            move_to_device(self.model, self.args)
+            model = autocast_and_compile(self.model, self.args)
             # The training uses a model wrapped by FSDP version 1.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
@@ -548,7 +591,7 @@ class TrainerHooks(TrainerAttributesBase):
             for name, dtype in (("fp16_full_eval", torch.float16), ("bf16_full_eval", torch.bfloat16)):
                 if getattr(self.args, name):
                     self.model.to(dtype=dtype)
-                    move_to_device(self)
+                    move_to_device(self.model, self.args)
         is_flat = model is self.model and is_a(self.model_wrapped, "flat sharded module")
         return self.model_wrapped if is_flat else model
 
@@ -623,7 +666,7 @@ class TrainerHooks(TrainerAttributesBase):
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
 
     def _get_output_dir(self, trial: Any) -> str:
-        return search_trial.get_trial_folder(self, trial)
+        return search_trial.get_trial_folder(self.session.search, self.args.output_dir, trial)
 
     def _build_state_io(self) -> FullStateIO:
         return choose_state_io(
@@ -722,11 +765,24 @@ class TrainerHooks(TrainerAttributesBase):
         search_trial.set_up_trial(self, trial)
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        search_trial.report(self, trial, step, metrics)
+        pruned = search_trial.report(self.session.search, trial, step, metrics)
+        if pruned is not None:
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            raise pruned
         if trial is not None and self.hp_search_backend == HPSearchBackend.RAY:
             from littrainer.search.ray_backend import report_to_ray
 
-            report_to_ray(self, metrics)
+            report_to_ray(self, metrics, self._tune_save_checkpoint)
+
+    def release_training_memory(self) -> None:
+        """Free the objects of a training, and empty the device's cache."""
+        self.session = self.session.copy_without_training()
+        self.model = self.model_wrapped = None
+        for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
+            setattr(self.callback_handler, name, None)
+        # This also collects Lightning's reference cycles.
+        self.accelerator.clear()
+        empty_device_cache()
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         # The state's best checkpoint does not change.

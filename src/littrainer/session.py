@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import notify_of_failure
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import AUTO, READ_BY, CheckpointManager, find_restart_checkpoint
 from littrainer.checkpoint.reader import read_state
@@ -55,11 +56,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.handler import CallbackHandler
-    from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
-    from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.compat.accelerator import AcceleratorFacade
     from littrainer.data.columns import DroppedColumns
+
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -151,96 +151,72 @@ def _make_session(fields: dict[str, Any]) -> TrainingSession:
     return TrainingSession(**fields)
 
 
-def session_attribute(path: str) -> Any:
-    """Return a property of the Trainer for a dotted path from its session to an attribute."""
-    *parts, name = path.split(".")
-    holder = attrgetter(".".join(["session", *parts]))
-    return property(
-        attrgetter(f"session.{path}"),
-        lambda trainer, value: setattr(holder(trainer), name, value),
-        lambda trainer: delattr(holder(trainer), name),
+class _Path:
+    """Stand-in for a session that records which attribute a function reads."""
+
+    def __init__(self, *names: str):
+        self.names = names
+
+    def __getattr__(self, name: str) -> _Path:
+        return _Path(*self.names, name)
+
+
+def session_attribute(read: Callable[[TrainingSession], Value]) -> Value:
+    """Return a property of the Trainer for the attribute of its session, or of a part of it, that `read` returns."""
+    path: Any = read(_Path("session"))  # type: ignore[arg-type]
+    *parts, name = path.names
+    get_holder = attrgetter(".".join(parts))
+    accessors: Any = property(
+        attrgetter(".".join(path.names)),
+        lambda trainer, value: setattr(get_holder(trainer), name, value),
+        lambda trainer: delattr(get_holder(trainer), name),
     )
+    return accessors
 
 
-class TrainerAttributesBase:
+class TrainerAttributesBase(TrainerContext):
     """The typed attributes of a Trainer; `Trainer.__init__` sets those that the session does not store."""
 
     session: TrainingSession
 
     # ---- Attributes of the session, under transformers' names; libraries set some of them
-    optimizer: torch.optim.Optimizer | None = session_attribute("optimization.optimizer")
-    lr_scheduler: Any = session_attribute("optimization.schedule")
-    _created_lr_scheduler: bool = session_attribute("optimization.is_default_schedule")
-    is_schedule_overridden: bool = session_attribute("optimization.is_schedule_overridden")
-    lightning_trainer: Any = session_attribute("lightning.trainer")
-    lightning_module: Any = session_attribute("lightning.module")
-    deferred_validation_end: DeferredValidationEnd = session_attribute("lightning.deferred_validation_end")
-    _tr_loss: torch.Tensor = session_attribute("loss.since_last_log")
-    _loss_reduction: LossReduction = session_attribute("loss_reduction")
-    _total_loss_scalar: float = session_attribute("loss.before_last_log")
-    _globalstep_last_logged: int = session_attribute("loss.step_of_last_log")
-    _initial_global_step: int = session_attribute("first_step")
-    _initial_num_input_tokens_seen: int = session_attribute("first_input_tokens")
-    current_flos: float = session_attribute("flos")
-    current_gradient_accumulation_steps: int = session_attribute("micro_batches_in_window")
-    training_run: TrainingRun | None = session_attribute("run")
-    _train_batch_size: int = session_attribute("train_batch_size")
-    _model_is_prepared: bool = session_attribute("model_is_prepared")
-    is_in_train: bool = session_attribute("is_in_train")
-    preemption: Preemption = session_attribute("preemption")
-    update_guard: UpdateGuard = session_attribute("update_guard")
-    _eval_dataloaders: dict[str, Any] = session_attribute("eval_dataloaders")
-    deepspeed: Any = session_attribute("deepspeed")
-    neftune_hook_handle: Any = session_attribute("neftune_hook_handle")
-    hp_space: Any = session_attribute("search.space")
-    hp_name: Any = session_attribute("search.name")
-    compute_objective: Any = session_attribute("search.compute_objective")
-    hp_search_backend: Any = session_attribute("search.backend")
-    objective: Any = session_attribute("search.objective")
-    _trial: Any = session_attribute("search.trial")
-    hub_model_id: str | None = session_attribute("hub.model_id")
-    push_in_progress: Any = session_attribute("hub.pushes")
+    optimizer: torch.optim.Optimizer | None = session_attribute(lambda session: session.optimization.optimizer)
+    lr_scheduler = session_attribute(lambda session: session.optimization.schedule)
+    _created_lr_scheduler = session_attribute(lambda session: session.optimization.is_default_schedule)
+    is_schedule_overridden = session_attribute(lambda session: session.optimization.is_schedule_overridden)
+    lightning_trainer = session_attribute(lambda session: session.lightning.trainer)
+    lightning_module = session_attribute(lambda session: session.lightning.module)
+    _tr_loss = session_attribute(lambda session: session.loss.since_last_log)
+    _loss_reduction = session_attribute(lambda session: session.loss_reduction)
+    _total_loss_scalar = session_attribute(lambda session: session.loss.before_last_log)
+    _globalstep_last_logged = session_attribute(lambda session: session.loss.step_of_last_log)
+    _initial_global_step = session_attribute(lambda session: session.first_step)
+    _initial_num_input_tokens_seen = session_attribute(lambda session: session.first_input_tokens)
+    current_flos = session_attribute(lambda session: session.flos)
+    current_gradient_accumulation_steps = session_attribute(lambda session: session.micro_batches_in_window)
+    training_run = session_attribute(lambda session: session.run)
+    _train_batch_size = session_attribute(lambda session: session.train_batch_size)
+    _model_is_prepared = session_attribute(lambda session: session.model_is_prepared)
+    is_in_train = session_attribute(lambda session: session.is_in_train)
+    preemption = session_attribute(lambda session: session.preemption)
+    update_guard = session_attribute(lambda session: session.update_guard)
+    _eval_dataloaders = session_attribute(lambda session: session.eval_dataloaders)
+    deepspeed = session_attribute(lambda session: session.deepspeed)
+    neftune_hook_handle = session_attribute(lambda session: session.neftune_hook_handle)
+    hp_space = session_attribute(lambda session: session.search.space)
+    hp_name = session_attribute(lambda session: session.search.name)
+    compute_objective = session_attribute(lambda session: session.search.compute_objective)
+    hp_search_backend = session_attribute(lambda session: session.search.backend)
+    objective = session_attribute(lambda session: session.search.objective)
+    _trial = session_attribute(lambda session: session.search.trial)
+    hub_model_id = session_attribute(lambda session: session.hub.model_id)
+    push_in_progress = session_attribute(lambda session: session.hub.pushes)
 
-    # ---- Parameters of the Trainer
-    args: TrainingArguments
-    model: Any
-    model_init: Callable[..., nn.Module] | None
-    train_dataset: Any
-    eval_dataset: Any
-    processing_class: Any
-    data_collator: Callable[[list[Any]], Any]
-    compute_loss_func: Callable[..., torch.Tensor] | None
-    compute_metrics: Any
-    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
-    optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
-    lightning_keywords: dict[str, Any]
-
-    # ---- Objects made by the Trainer
-    # The model with the strategy's wrappers.
-    model_wrapped: Any
     accelerator: AcceleratorFacade
-    callback_handler: CallbackHandler
-    lightning_callbacks: list[Any]
-    state: TrainerState
-    control: TrainerControl
-    gather_function: Callable[..., Any]
 
     # ---- Facts of the arguments and the model
-    loss_is_scaled_for_ga: bool | None
-    is_deepspeed_enabled: bool = False
-    is_fsdp_enabled: bool = False
-    is_model_parallel: bool
-    place_model_on_device: bool
-    # Seconds until the model was wrapped for evaluation.
-    model_preparation_time: float | None = None
-    model_accepts_loss_kwargs: bool
-    can_return_loss: bool
-    label_names: list[str]
-    label_smoother: Callable[..., torch.Tensor] | None
-    neftune_noise_alpha: float | None
     # The source of these facts.
     _described_model_class: type
-    _loss_shifts_labels: bool
     _parameters_without_embeddings: int | None
     # Forward's parameters and labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
@@ -248,34 +224,7 @@ class TrainerAttributesBase:
     _dropped_columns: dict[str | None, DroppedColumns]
 
     if TYPE_CHECKING:
-        # ---- Methods of Trainer and its hooks, as this module and `TrainerHooks` call them
-        def create_accelerator_and_postprocess(self) -> None: ...
-        def get_train_dataloader(self) -> Any: ...
-        def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
-        def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer: ...
-        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any: ...
-        def compute_loss(
-            self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any: ...
-        def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]: ...
-        def set_initial_training_values(
-            self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None
-        ) -> tuple[int, int, int, float, int, int, int]: ...
-        def get_total_train_batch_size(self, args: TrainingArguments) -> int: ...
-        def get_tp_size(self) -> int: ...
-        def overrides_training_step(self) -> bool: ...
-        def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None) -> TrainOutput: ...
-        def evaluate(
-            self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
-        ) -> dict[str, float]: ...
-        def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
-        def store_flos(self) -> None: ...
-        def add_callback(self, callback: Any) -> None: ...
-        def call_model_init(self, trial: Any = None) -> nn.Module: ...
-        def pop_callback(self, callback: Any) -> Any: ...
-        def remove_callback(self, callback: Any) -> None: ...
-        def is_local_process_zero(self) -> bool: ...
-        def is_world_process_zero(self) -> bool: ...
+        # ---- Methods of `TrainerHooks`, as this module calls them
         def _update_model_facts(self) -> None: ...
         def _find_overrides(self, *names: str) -> list[str]: ...
         def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...
@@ -290,10 +239,7 @@ class TrainerAttributesBase:
         def _update_auto_batch_size(self, batch_size: int) -> None: ...
         def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput: ...
         def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None: ...
-        def _get_output_dir(self, trial: Any) -> str: ...
         def _hp_search_setup(self, trial: Any) -> None: ...
-        def _apply_changed_arguments(self, changed: set[str]) -> None: ...
-        def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make a session first, since a subclass may set attributes before it calls `Trainer.__init__`."""
@@ -313,8 +259,8 @@ def train(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    if is_search_trial(trainer, trial):
-        begin_trial(trainer, trial)
+    if is_search_trial(trainer.session.search, trial):
+        begin_trial(trainer.session.search, trainer.args, trial)
         # Before the space is called, so that a seeded sampler draws the same values as in transformers.
         _make_new_model(trainer, trial)
     trainer.session = trainer.session.next()
@@ -388,7 +334,7 @@ def _train_from(
     trainer.session.checkpoints.is_async = can_save_in_background(args, trainer)
     trainer.is_in_train = True
     try:
-        if trainer.model_init is not None and not is_search_trial(trainer, trial):
+        if trainer.model_init is not None and not is_search_trial(trainer.session.search, trial):
             _make_new_model(trainer, trial)
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
@@ -490,7 +436,7 @@ def train_with_batch_size(
 def _resume_batch_size(trainer: TrainerAttributesBase, checkpoint: Path) -> None:
     # Without a search the arguments decide.
     if trainer.args.auto_find_batch_size and (size := read_state(checkpoint).train_batch_size) is not None:
-        trainer._train_batch_size = size
+        trainer.session.train_batch_size = size
 
 
 def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,6 @@ from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
 from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
-from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hooks import NO_CONTEXT, TrainerHooks
 from littrainer.hub.model_card import Texts
@@ -59,8 +57,6 @@ from littrainer.strategies.full_state import reshard_gathered
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
@@ -87,9 +83,6 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         ValueError, TypeError, NotImplementedError: a parameter or an argument is invalid, or not supported here.
         RuntimeError: no model, or optimizers in addition to `model_init` or `optimizer_cls_and_kwargs`.
     """
-
-    # True if `compute_loss` divides by the window; None: it does if the model received `num_items_in_batch`.
-    loss_is_scaled_for_ga: bool | None = None
 
     @accept_earlier_keywords(tokenizer="processing_class")
     def __init__(
@@ -167,9 +160,6 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             config.use_cache = args.use_cache
         self.session.memory.stop(CONSTRUCTION)
         restore_gc_threshold()
-
-    def _validate_args(self) -> None:
-        checks.check_construction(self)
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -505,9 +495,16 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         accept_earlier_signatures(self)
-        overrides = self._find_overrides("prediction_step")
         evaluation = EvaluationLoop(
-            self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix, bool(overrides)
+            self,
+            dataloader,
+            description,
+            prediction_loss_only,
+            ignore_keys,
+            metric_key_prefix,
+            has_custom_step=bool(self._find_overrides("prediction_step")),
+            shifts_labels=self._loss_shifts_labels,
+            move_input=self._prepare_input,
         )
         with (
             run_lightning.group_validations(self),
@@ -534,7 +531,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             prediction_loss_only: return the loss alone.
             ignore_keys: model outputs that are not predictions.
         """
-        return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
+        return self._predict_batch(model, inputs, prediction_loss_only, ignore_keys)
 
     # ---- Saving and loading -----------------------------------------------------------------------------------------
 
@@ -640,7 +637,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             if start_time is not None:
                 tokens_in_this_call = state.num_input_tokens_seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens_in_this_call))
-        run_lightning.publish(self, logs)
+        run_lightning.publish(self.lightning_module, logs)
         state.log_history.append({**logs, "step": state.global_step})
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 

@@ -70,15 +70,12 @@ def test_an_evaluation_without_the_metric_is_ignored_with_a_warning(
     assert len(caplog.records) == 2
 
 
-def test_early_stopping_without_load_best_model_at_end_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "metric_for_best_model": "loss"}
-    callbacks = {"callbacks": [EarlyStoppingCallback()]}
-    quiet_trainer(
-        tmp_path, trainer_kwargs=callbacks, load_best_model_at_end=True, save_strategy="steps", **settings
-    ).train()
-    assert "load_best_model_at_end" not in caplog.text
-    quiet_trainer(tmp_path, trainer_kwargs=callbacks, **settings).train()
-    assert "load_best_model_at_end=True" in caplog.text
+def test_early_stopping_without_load_best_model_at_end_warns(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"metric_for_best_model": "loss", "eval_strategy": "steps"}
+    for loads_best in (True, False):
+        args = SimpleNamespace(**settings, load_best_model_at_end=loads_best)
+        EarlyStoppingCallback().on_train_begin(args, TrainerState(), TrainerControl())
+        assert ("load_best_model_at_end=True" in caplog.text) is not loads_best
 
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}

@@ -123,8 +123,9 @@ def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **traine
     keywords = {"compute_metrics": MeanSquaredError(), **trainer_kwargs}
     trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=keywords)
     has_custom_step = bool(trainer._find_overrides("prediction_step"))
+    loader = trainer.get_eval_dataloader()
     loop: Any = EvaluationLoop(
-        trainer, trainer.get_eval_dataloader(), "Evaluation", False, None, "eval", has_custom_step
+        trainer, loader, "Evaluation", False, None, "eval", has_custom_step, False, trainer._prepare_input
     )
     loop.begin(model)
     return loop.streaming._read_facts()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 import textwrap
@@ -199,9 +198,7 @@ class PrinterCallback(TrainerCallback):
 
 
 def is_in_notebook() -> bool:
-    """Return whether a notebook shows HTML: a Jupyter kernel, Colab, or marimo with IPython."""
-    if "marimo" in sys.modules:
-        return importlib.util.find_spec("IPython") is not None
+    """Return whether a notebook shows HTML: a Jupyter kernel, or Colab."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and "IPKernelApp" in shell.config
 

@@ -22,6 +22,7 @@ from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.lightning_callbacks import is_lightning_class
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.check import findings
 from littrainer.check.findings import NOTE, CheckReport, Finding, format_error, format_seconds, make_finding
 from littrainer.check.rows import LABELS, RowSummary, can_select, select_rows, summarize_rows
@@ -130,7 +131,7 @@ def describe_first_time(part: str, args: Any, steps: TrialSteps) -> str:
 class TrainingCheck:
     """Check of a Trainer before its training."""
 
-    def __init__(self, trainer: Any, training: str = "train()"):
+    def __init__(self, trainer: TrainerContext, training: str = "train()"):
         self.trainer, self.args = trainer, trainer.args
         self.report = CheckReport(f"{training}, output_dir={str(self.args.output_dir)!r}")
         self.findings = self.report.findings

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.callbacks.progress import get_progress_label, label_evaluation_bar
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.data.limits import get_batch_limit, limit_batches
 from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_dataset, has_length
 from littrainer.data.sharding import get_length
@@ -32,17 +33,21 @@ class EvaluationLoop(CollectedOutputs):
     Parameters:
         description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`.
         has_custom_step: the Trainer's class overrides `prediction_step`.
+        shifts_labels: the loss compares each label with the prediction at the previous position.
+        move_input: moves a batch's main input to the device.
     """
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: TrainerContext,
         dataloader: Any,
         description: str,
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None,
         metric_key_prefix: str,
-        has_custom_step: bool = False,
+        has_custom_step: bool,
+        shifts_labels: bool,
+        move_input: Callable[[Any], Any],
     ):
         self.trainer = trainer
         self.dataloader = dataloader
@@ -53,10 +58,10 @@ class EvaluationLoop(CollectedOutputs):
         self.prefix = metric_key_prefix
         self.has_custom_step = has_custom_step
         self.max_batches = get_batch_limit(trainer, "prediction" if self.is_prediction else "evaluation", dataloader)
+        self.loss_shifts_labels, self.move_input = shifts_labels, move_input
         rows = get_length(get_full_dataset(dataloader)) if self.max_batches is None else None
         streaming = make_streaming_metrics(trainer.compute_metrics)
-        self.loss_shifts_labels = trainer._loss_shifts_labels
-        super().__init__(trainer, trainer.args, rows, streaming, self.loss_shifts_labels, trainer.accelerator.gather)
+        super().__init__(trainer, trainer.args, rows, streaming, shifts_labels, trainer.accelerator.gather)
         groups = find_length_groups(dataloader)
         self.order = None if groups is None else groups.order
         self.model: Any = None
@@ -105,7 +110,7 @@ class EvaluationLoop(CollectedOutputs):
     def step(self, batch: Any) -> BatchOutputs:
         """Predict a batch, collect its gathered outputs, and return the outputs of this process."""
         trainer, args = self.trainer, self.args
-        trainer.preemption.raise_if_preempted()
+        trainer.session.preemption.raise_if_preempted()
         self.batch = batch
         samples = find_batch_size(batch)
         self.samples_read += samples or 0
@@ -120,7 +125,7 @@ class EvaluationLoop(CollectedOutputs):
                 self.model, batch, self.prediction_loss_only, ignore_keys=self.ignore_keys
             )
             inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
-            inputs = None if inputs is None else trainer._prepare_input(inputs)
+            inputs = None if inputs is None else self.move_input(inputs)
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
             outputs = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
             is_kept = self.streaming is None or self.is_prediction

@@ -9,60 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.data.columns import make_unnamed_batch_error
 from littrainer.data.loaders import find_batch_size
 from littrainer.data.windows import count_label_tokens
 from littrainer.runtime.nested_values import detach_nested
-
-
-def predict_batch(
-    trainer: Any,
-    model: Any,
-    inputs: dict[str, Any],
-    prediction_loss_only: bool,
-    ignore_keys: Sequence[str] | None,
-) -> tuple[Any, Any, Any]:
-    """Return loss, predictions and labels of a batch; missing entries are None.
-
-    Parameters:
-        ignore_keys: outputs to drop; by default those in the model's config, else `past_key_values`.
-    """
-    if not hasattr(inputs, "keys"):
-        raise make_unnamed_batch_error(inputs, model, override="prediction_step")
-    label_names = trainer.label_names
-    has_loss = can_compute_loss(inputs, label_names, trainer.can_return_loss)
-    inputs = trainer._prepare_inputs(inputs)
-    if ignore_keys is None:
-        ignore_keys = get_ignored_outputs(trainer.model)
-
-    labels = None
-    if has_loss:
-        # Before the forward pass, since `compute_loss` may remove labels from the inputs.
-        labels = extract_labels(inputs, label_names)
-        num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
-
-    with torch.no_grad(), trainer.compute_loss_context_manager():
-        if has_loss:
-            if trainer.args.use_liger_kernel and prediction_loss_only:
-                # Liger's fused loss needs no logits.
-                inputs = {**inputs, "skip_logits": True}
-            result = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
-            if result is None or isinstance(result, torch.Tensor):
-                raise TypeError(
-                    f"{type(trainer).__name__}.compute_loss returned {'None' if result is None else 'the loss alone'}, "
-                    "and evaluations call it with return_outputs=True: let it return (loss, outputs) then."
-                )
-            loss, outputs = result
-            loss = loss.detach()
-            loss = loss.mean() if loss.dim() else loss
-        else:
-            loss = None
-            outputs = model(**inputs)
-
-    if prediction_loss_only:
-        return loss, None, None
-    should_compare = trainer.compute_metrics is not None and trainer.preprocess_logits_for_metrics is None
-    return loss, extract_logits(outputs, ignore_keys, labels, has_loss, label_names if should_compare else None), labels
 
 
 def can_compute_loss(inputs: Mapping[str, Any], label_names: Sequence[str], can_return_loss: bool) -> bool:
@@ -70,6 +19,18 @@ def can_compute_loss(inputs: Mapping[str, Any], label_names: Sequence[str], can_
         return all(inputs.get(name) is not None for name in label_names)
     return_loss = inputs.get("return_loss")
     return bool(can_return_loss if return_loss is None else return_loss)
+
+
+def unpack_loss(result: Any, class_name: str) -> tuple[torch.Tensor, Any]:
+    """Return mean loss and outputs of a `compute_loss` that was called with `return_outputs=True`."""
+    if result is None or isinstance(result, torch.Tensor):
+        raise TypeError(
+            f"{class_name}.compute_loss returned {'None' if result is None else 'the loss alone'}, "
+            "and evaluations call it with return_outputs=True: let it return (loss, outputs) then."
+        )
+    loss, outputs = result
+    loss = loss.detach()
+    return loss.mean() if loss.dim() else loss, outputs
 
 
 def contains_loss(outputs: Any) -> bool:

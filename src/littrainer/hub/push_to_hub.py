@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.atomic_write import remove_if_empty
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import (
@@ -87,12 +88,12 @@ MAX_COPIED_BYTES = 16 << 20
 # ---- A push of each save ---------------------------------------------------------------------------------------------
 
 
-def push_save(trainer: Any, checkpoint: str) -> Any:
+def push_save(trainer: TrainerContext, checkpoint: str) -> Any:
     """Start to push a checkpoint according to `hub_strategy`, and return the Trainer's pushes.
 
     The checkpoint is skipped if an earlier push is running, unless `hub_always_push` is set.
     """
-    args, earlier = trainer.args, trainer.push_in_progress
+    args, earlier = trainer.args, trainer.session.hub.pushes
     if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
         return earlier
     if earlier is not None and not earlier.is_done() and not args.hub_always_push:
@@ -104,7 +105,7 @@ def push_save(trainer: Any, checkpoint: str) -> Any:
     try:
         if trainer.hub_model_id is None:
             trainer.init_hf_repo()
-        uploads = _snapshot_checkpoint(args, trainer.hub_model_id, Path(checkpoint), message)
+        uploads = _snapshot_checkpoint(args, str(trainer.hub_model_id), Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can continue.
         failure = f'Preparing the push "{message}" failed ({describe_error(error, choose_token(args))}).'
@@ -174,7 +175,7 @@ def report_pushes_on_error(pushes: Callable[[], Any]) -> Iterator[None]:
 
 
 def push_model(
-    trainer: Any,
+    trainer: TrainerContext,
     finish_earlier: Callable[[], PushInProgress],
     commit_message: str | None,
     blocking: bool,

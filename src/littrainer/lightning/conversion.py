@@ -41,7 +41,7 @@ from littrainer.runtime.seeds import set_seed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.lightning_adapter.trainer_context import TrainerContext
+    from littrainer.callbacks.trainer_context import TrainerContext
 
 logger = logging.getLogger(__name__)
 

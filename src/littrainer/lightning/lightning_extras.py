@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.progress import should_show_bars
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.data.limits import count_development_batches
 from littrainer.data.loaders import has_length
 from littrainer.distributed.layout import data_parallel_size
@@ -30,8 +31,6 @@ from littrainer.search.record import BestRun
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.lightning.trial_steps import TrialContext
-    from littrainer.search.trial import SearchTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +41,9 @@ STEPS_PER_REACH = 20
 MAX_MICRO_BATCHES = 2
 
 
-class LightningExtras:
+class LightningExtras(TrainerContext):
     def lr_find(
-        self: TrialContext,
+        self,
         min_lr: float = 1e-8,
         max_lr: float = 1,
         num_training: int = 100,
@@ -86,7 +85,7 @@ class LightningExtras:
         return RangeTest(mode, rising.rates[:steps], rising.losses)
 
     def scale_batch_size(
-        self: TrialContext,
+        self,
         mode: str = "power",
         steps_per_trial: int = 3,
         init_val: int = 2,
@@ -120,8 +119,9 @@ class LightningExtras:
         )
         check_can_try(self, "scale_batch_size")
         if count_development_batches(self):
-            logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", self._train_batch_size)
-            return self._train_batch_size
+            size: int = self.session.train_batch_size
+            logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", size)
+            return size
         accumulation = min(self.args.gradient_accumulation_steps, MAX_MICRO_BATCHES)
         largest = min(max_val, _count_samples_per_process(self.train_dataset, self.args))
 
@@ -149,7 +149,7 @@ class LightningExtras:
             )
         return max(math.floor(fits * (1 - margin)), 1) if mode == "binsearch" and fails <= largest else fits
 
-    def apply_best(self: SearchTrainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
+    def apply_best(self, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
         """Set the arguments of a search's best trial, so that `train()` repeats the trial.
 
         Parameters:
@@ -169,7 +169,7 @@ def _check_parameters(method: str, **parameters: tuple[Any, bool, str]) -> None:
             raise ValueError(f"{method}({name}={value!r}): give {advice}.")
 
 
-def _try_batch_size(trainer: TrialContext, size: int, steps: int, accumulation: int) -> None:
+def _try_batch_size(trainer: TrainerContext, size: int, steps: int, accumulation: int) -> None:
     with restore_trainer_after(trainer):
         # Synchronizes out-of-memory errors.
         trainer.args.auto_find_batch_size = True
@@ -264,7 +264,7 @@ class RangeTest:
 class _RisingRate(TrainerCallback):
     """A callback that sets the learning rates, and stops if losses explode."""
 
-    def __init__(self, trainer: TrialContext, rates: list[float], threshold: float | None):
+    def __init__(self, trainer: TrainerContext, rates: list[float], threshold: float | None):
         self.trainer = trainer
         self.rates = rates
         self.threshold = threshold
@@ -281,8 +281,8 @@ class _RisingRate(TrainerCallback):
             group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], torch.Tensor) else rate
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        loss = mean_over_processes(self.trainer._tr_loss)
-        self.trainer._tr_loss.zero_()
+        loss = mean_over_processes(self.trainer.session.loss.since_last_log)
+        self.trainer.session.loss.since_last_log.zero_()
         self._mean = MEAN_DECAY * self._mean + (1 - MEAN_DECAY) * loss
         # Corrects the bias of the initial zero.
         smoothed = self._mean / (1 - MEAN_DECAY ** (len(self.losses) + 1))

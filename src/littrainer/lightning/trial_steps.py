@@ -6,19 +6,19 @@ import contextlib
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from littrainer.callbacks.base import TrainerCallback
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.data.columns import explain_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_is_fixed, is_overfit_run
 from littrainer.data.loaders import find_batch_size
 from littrainer.data.resume.progress import get_generator_states, set_generator_states
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.lightning_adapter.run_lightning import fit
-from littrainer.lightning_adapter.trainer_context import TrainerContext
 from littrainer.loop.checks import check_before_training
 from littrainer.loop.model_preparation import prepare_model_for_training
 from littrainer.loop.overrides import find_overrides
@@ -41,22 +41,7 @@ CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
 MAX_CONTAINERS = 10_000
 
 
-class TrialContext(TrainerContext, Protocol):
-    lr_scheduler: Any
-    train_dataset: Any
-    update_guard: Any
-    is_fsdp_enabled: Any
-    is_deepspeed_enabled: Any
-    _train_batch_size: Any
-    _tr_loss: Any
-
-    def get_tp_size(self) -> int: ...
-    def get_train_dataloader(self) -> Any: ...
-    def is_world_process_zero(self) -> bool: ...
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any: ...
-
-
-def check_can_try(trainer: TrialContext, method: str) -> None:
+def check_can_try(trainer: TrainerContext, method: str) -> None:
     if trainer.is_in_train or trainer.lightning_module is not None:
         raise RuntimeError(f"{method}() was called while this Trainer trains: call it before train(), or after it.")
     if trainer.model is None:
@@ -80,7 +65,7 @@ def check_can_try(trainer: TrialContext, method: str) -> None:
 
 @contextlib.contextmanager
 def restore_trainer_after(
-    trainer: TrialContext, callbacks: Iterable[Any] = (), with_model: bool = True
+    trainer: TrainerContext, callbacks: Iterable[Any] = (), with_model: bool = True
 ) -> Iterator[None]:
     """Restore the Trainer, and attributes of callbacks, after a block of trial steps.
 
@@ -114,7 +99,7 @@ def strip_to_bare_training(args: Any, keywords: dict[str, Any], **changed: Any) 
 class _StepLimit(TrainerCallback):
     """A callback that ends a training, and checks the batch size of a script's loader."""
 
-    def __init__(self, trainer: TrialContext, steps: int, batch_size: int | None):
+    def __init__(self, trainer: TrainerContext, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
         self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
 
@@ -134,7 +119,7 @@ class _StepLimit(TrainerCallback):
 
 
 def take_steps(
-    trainer: TrialContext,
+    trainer: TrainerContext,
     steps: int,
     accumulation: int,
     callback: TrainerCallback | None = None,
@@ -154,7 +139,7 @@ def take_steps(
     session = trainer.session
     session.train_batch_size = batch_size or session.train_batch_size
     session.is_in_train = True
-    with explain_dropped_columns(trainer), trainer.update_guard, prepare_model_for_training(trainer):
+    with explain_dropped_columns(trainer), trainer.session.update_guard, prepare_model_for_training(trainer):
         loader = trainer.get_train_dataloader()
         if is_overfit_run(trainer):
             check_order_is_fixed(loader)

@@ -46,7 +46,7 @@ from littrainer.tracking.lightning_loggers import add_logger_trackers, get_share
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.lightning_adapter.trainer_context import TrainerContext
+    from littrainer.callbacks.trainer_context import TrainerContext
     from littrainer.loop.run import TrainingRun
 
 logger = logging.getLogger(__name__)

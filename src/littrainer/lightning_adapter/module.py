@@ -36,8 +36,8 @@ from littrainer.runtime.weak_attributes import weak_property
 from littrainer.strategies.model_wrapping import rewrap_after_unfreezing
 
 if TYPE_CHECKING:
+    from littrainer.callbacks.trainer_context import TrainerContext
     from littrainer.evaluation.loop import EvaluationLoop
-    from littrainer.lightning_adapter.trainer_context import TrainerContext
     from littrainer.loop.run import TrainingRun
 
 

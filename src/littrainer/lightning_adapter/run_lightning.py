@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.lightning_metrics import DeferredValidationEnd
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.data.limits import get_lightning_keywords
 from littrainer.data.workers import shut_down_workers
 from littrainer.distributed.failures import name_failed_process
-from littrainer.lightning_adapter.trainer_context import TrainerContext
 from littrainer.loop.batch_errors import note_reading_errors
 from littrainer.runtime.interruptions import PythonInterruptions
 from littrainer.runtime.lazy_isinstance import loaded_classes
@@ -29,6 +29,7 @@ from littrainer.strategies.full_state import is_sharded
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from littrainer.callbacks.state import TrainerControl
     from littrainer.evaluation.loop import EvaluationLoop
     from littrainer.loop.run import TrainingRun
 
@@ -137,32 +138,29 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
     running = state.module
     outer, state.evaluation = state.evaluation, evaluation
     if running is not None:
-        trainer.deferred_validation_end.notify_previous_end()
+        state.deferred_validation_end.notify_previous_end()
     try:
         with note_reading_errors(trainer, evaluation):
-            if not _has_listeners(trainer):
+            if not get_lightning_keywords(trainer) and not _has_listeners(running, trainer.lightning_callbacks):
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
                     # Ends the validation, without callbacks.
-                    trainer.deferred_validation_end.add(lambda is_monitoring: None)
+                    state.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
             else:
-                _evaluate_inside_fit(trainer, evaluation)
+                state.deferred_validation_end.add(_evaluate_inside_fit(running.trainer, evaluation))
     finally:
         state.evaluation = outer
 
 
-def _has_listeners(trainer: TrainerContext) -> bool:
-    running = trainer.session.lightning.module
-    if get_lightning_keywords(trainer):
-        return True
+def _has_listeners(running: Any, callbacks: list[Any]) -> bool:
     if running is None:
         from littrainer.lightning_adapter.lightning_internals import has_registered_callbacks
 
         # Outside of fit, evaluations also call `setup` and `teardown`.
-        return bool(trainer.lightning_callbacks) or has_registered_callbacks()
+        return bool(callbacks) or has_registered_callbacks()
     from littrainer.lightning_adapter.fast_training_loop import overrides_hook
     from littrainer.lightning_adapter.module import get_user_callbacks
 
@@ -171,11 +169,10 @@ def _has_listeners(trainer: TrainerContext) -> bool:
     )
 
 
-def _evaluate_inside_fit(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
+def _evaluate_inside_fit(lightning_trainer: pl.Trainer, evaluation: EvaluationLoop) -> Callable[[bool], None]:
     from littrainer.lightning_adapter.lightning_internals import evaluate_inside_fit
 
-    end = evaluate_inside_fit(trainer.session.lightning.module.trainer, BatchStream(evaluation))
-    trainer.deferred_validation_end.add(end)
+    return evaluate_inside_fit(lightning_trainer, BatchStream(evaluation))
 
 
 def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
@@ -240,10 +237,11 @@ def shard_for_evaluation(trainer: TrainerContext) -> None:
 @contextmanager
 def group_validations(trainer: TrainerContext) -> Iterator[None]:
     """Group evaluations into one validation for callbacks that monitor metrics."""
+    state = trainer.session.lightning
     with (
         trainer.session.speed.during("evaluation"),
-        trainer.deferred_validation_end.round(lambda: propagate_stop(trainer)),
-        swap_in_weights_for("evaluate", trainer.session.lightning.module),
+        state.deferred_validation_end.round(lambda: _propagate_stop(state.module, trainer.control)),
+        swap_in_weights_for("evaluate", state.module),
     ):
         yield
 
@@ -255,15 +253,13 @@ def swap_in_weights_for(purpose: str, module: Any) -> AbstractContextManager[Non
     return nullcontext() if averaging is None else averaging.swap_in_weights_for(purpose, module)
 
 
-def propagate_stop(trainer: TrainerContext) -> None:
-    running = trainer.lightning_module
+def _propagate_stop(running: Any, control: TrainerControl) -> None:
     if running is not None and running.trainer.should_stop:
-        trainer.control.should_training_stop = True
+        control.should_training_stop = True
 
 
-def publish(trainer: TrainerContext, logs: dict[str, Any]) -> None:
-    """Publish logs to Lightning callbacks, before they are in the history."""
-    running = trainer.lightning_module
+def publish(running: Any, logs: dict[str, Any]) -> None:
+    """Publish logs to Lightning callbacks of a fitted module, before they are in the history."""
     if running is None:
         return
     from littrainer.lightning_adapter.module import get_user_callbacks

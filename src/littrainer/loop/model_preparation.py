@@ -32,7 +32,7 @@ LAYER_OPTIONS: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 def prepare_model_for_training(trainer: Any) -> Iterator[None]:
     """Prepare the model, with NEFTune's noise until the end of the block."""
     apply_liger_kernels(trainer.model, trainer.args)
-    move_to_device(trainer)
+    move_to_device(trainer.model, trainer.args)
     enable_activation_checkpointing(trainer.model, trainer.args)
     align_special_tokens(trainer.model, trainer.processing_class)
     detect_overflow(trainer.model, trainer.args)

@@ -13,7 +13,7 @@ from littrainer.search.parameters import default_hp_space_optuna, default_hp_spa
 from littrainer.search.record import BestRun
 
 if TYPE_CHECKING:
-    from littrainer.search.trial import SearchTrainer
+    from littrainer.callbacks.trainer_context import TrainerContext
 
 
 class HyperParamSearchBackendBase:
@@ -32,7 +32,7 @@ class HyperParamSearchBackendBase:
         raise NotImplementedError("A backend has to say whether it is available.")
 
     def run(
-        self, trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any
+        self, trainer: TrainerContext, n_trials: int, direction: Any, **kwargs: Any
     ) -> BestRun | list[BestRun] | None:
         """Run the search and return the best trial."""
         raise NotImplementedError(f"{type(self).__name__} has to define run().")
@@ -59,7 +59,7 @@ class _LibraryBackend(HyperParamSearchBackendBase):
         return all(find_spec(name) is not None for name in cls.modules)
 
     def run(
-        self, trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any
+        self, trainer: TrainerContext, n_trials: int, direction: Any, **kwargs: Any
     ) -> BestRun | list[BestRun] | None:
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
@@ -93,7 +93,7 @@ class WandbBackend(_LibraryBackend):
     default_hp_space = staticmethod(default_hp_space_wandb)
 
 
-def run_hp_search_ray(trainer: SearchTrainer, n_trials: int, direction: Any, **kwargs: Any) -> Any:
+def run_hp_search_ray(trainer: TrainerContext, n_trials: int, direction: Any, **kwargs: Any) -> Any:
     return RayTuneBackend().run(trainer, n_trials, direction, **kwargs)
 
 

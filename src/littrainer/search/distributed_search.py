@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch.distributed as dist
 
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.distributed.collectives import (
     PeerFailedError,
     PeerLostError,
@@ -22,7 +23,7 @@ from littrainer.distributed.collectives import (
 )
 from littrainer.distributed.failures import publish_failure
 from littrainer.search.parameters import SearchMistake, call_space
-from littrainer.search.trial import SearchTrainer, run_trial
+from littrainer.search.trial import run_trial
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -50,7 +51,7 @@ def reject_multiple_processes(args: TrainingArguments, option: str) -> None:
         )
 
 
-def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Value]) -> Value:
+def search_with_all(trainer: TrainerContext, search: Callable[[TrialRunner], Value]) -> Value:
     """Run a search whose trials all processes train together, and return its result in all of them.
 
     Parameters:
@@ -62,12 +63,13 @@ def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Valu
             the trial's error instead.
         PeerLostError: a process has ended or is not in sync.
     """
+    run = functools.partial(run_trial, trainer)
     if not is_distributed():
-        return search(functools.partial(run_trial, trainer))
+        return search(run)
     if dist.get_rank() != 0:
-        return _run_trials_of_first(trainer)
+        return _run_trials_of_first(run)
     try:
-        result = search(functools.partial(_start_trial, trainer))
+        result = search(functools.partial(_start_trial, trainer.hp_space, run))
     except BaseException as error:
         if not isinstance(error, PeerLostError):
             broadcast_object(_EndSearch(error=f"{type(error).__name__}: {error}"))
@@ -76,22 +78,22 @@ def search_with_all(trainer: SearchTrainer, search: Callable[[TrialRunner], Valu
     return result
 
 
-def _start_trial(trainer: SearchTrainer, trial: Any) -> Any:
+def _start_trial(space: Any, run: TrialRunner, trial: Any) -> Any:
     message = trial
     if not isinstance(trial, dict):
-        call_space(trainer.hp_space, trial)
+        call_space(space, trial)
         message = importlib.import_module("optuna").trial.FixedTrial(dict(trial.params), trial.number)
     broadcast_object(message)
-    return _run_trial_on_all_ranks(trainer, trial)
+    return _run_trial_on_all_ranks(run, trial)
 
 
-def _run_trials_of_first(trainer: SearchTrainer) -> Any:
+def _run_trials_of_first(run: TrialRunner) -> Any:
     """Run the trials that the first process broadcasts until it ends the search."""
     failure: Exception | None = None
     while not isinstance(message := broadcast_object(cast("Any", None)), _EndSearch):
         failure = None
         try:
-            _run_trial_on_all_ranks(trainer, message)
+            _run_trial_on_all_ranks(run, message)
         except PeerLostError:
             raise
         except Exception as error:
@@ -104,12 +106,12 @@ def _run_trials_of_first(trainer: SearchTrainer) -> Any:
     raise PeerFailedError(f"Process {dist.get_rank()} ends because the search failed in process 0 with {message.error}")
 
 
-def _run_trial_on_all_ranks(trainer: SearchTrainer, trial: Any) -> Any:
+def _run_trial_on_all_ranks(run: TrialRunner, trial: Any) -> Any:
     """Run a trial, which fails if any process fails; raise a PeerLostError if others hang in it."""
     name = f"trial {trial.number}" if hasattr(trial, "number") else "a trial"
     with raise_on_all_ranks(name):
         try:
-            objective = run_trial(trainer, trial)
+            objective = run(trial)
         except PeerLostError:
             raise
         except BaseException as error:

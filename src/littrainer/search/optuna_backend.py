@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.distributed.failures import is_running
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.weak_attributes import load_in_thread
@@ -33,7 +34,7 @@ from littrainer.search.record import (
     format_error,
     make_no_trial_error,
 )
-from littrainer.search.trial import TRIAL_FAILURES, SearchTrainer, is_trial_failure
+from littrainer.search.trial import TRIAL_FAILURES, is_trial_failure
 from littrainer.search.trial_processes import TrialProcesses, count_jobs
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUN
 
 
 def run_hp_search_optuna(
-    trainer: SearchTrainer, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
+    trainer: TrainerContext, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
 ) -> BestRun | list[BestRun]:
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
 
@@ -131,7 +132,7 @@ class OptunaSearch:
     """
 
     def __init__(
-        self, trainer: SearchTrainer, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]
+        self, trainer: TrainerContext, study: Any, run_trial: Callable[[Any], Any], catch: tuple[type[Exception], ...]
     ):
         self.trainer, self.study, self.run_trial, self.catch = trainer, study, run_trial, catch
         self.interrupt_processes: Callable[[], None] = lambda: None

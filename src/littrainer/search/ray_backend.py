@@ -20,6 +20,7 @@ from typing import Any
 import ray.tune
 
 from littrainer.arguments.choices import IntervalStrategy
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.redirection import redirect
 from littrainer.search.distributed_search import reject_multiple_processes
@@ -37,7 +38,7 @@ from littrainer.search.record import (
     make_no_trial_error,
 )
 from littrainer.search.trainer_pickle import pack, unpack
-from littrainer.search.trial import SearchTrainer, is_trial_failure, run_trial
+from littrainer.search.trial import is_trial_failure, run_trial
 
 NAME = "hyperparameter_search"
 # Entries of a result, in addition to the evaluation's metrics.
@@ -55,7 +56,7 @@ PROCESS_DIED_MESSAGE = (
 )
 
 
-def search_with_ray(trainer: SearchTrainer, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def search_with_ray(trainer: TrainerContext, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search on Ray Tune.
 
     Parameters:
@@ -248,23 +249,29 @@ def train_trial(
         run_trial(trainer, config, resume_from_checkpoint=str(run_dir))
 
 
-def report_to_ray(trainer: SearchTrainer, metrics: dict[str, Any]) -> None:
-    """Report an evaluation to Ray, during training after all other actions at an optimizer step."""
-    state = trainer.state
-    result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
-    if trainer.is_in_train and trainer.training_run is not None:
-        saves = trainer.control.should_save or trainer.session.search.saves_each_report
-        trainer.training_run.step.on_step_done = functools.partial(_report_result, trainer, result, saves)
+def report_to_ray(
+    trainer: TrainerContext, metrics: dict[str, Any], save_checkpoint: Callable[[str], None] | None = None
+) -> None:
+    """Report an evaluation to Ray, during training after all other actions at an optimizer step.
+
+    Parameters:
+        save_checkpoint: takes a folder; None at the end of a trial, which is not resumed.
+    """
+    state, search = trainer.state, trainer.session.search
+    result = {**metrics, OBJECTIVE: search.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
+    if trainer.is_in_train and trainer.session.run is not None:
+        save = save_checkpoint if trainer.control.should_save or search.saves_each_report else None
+        trainer.session.run.step.on_step_done = functools.partial(_report_result, trainer, result, save)
     else:
-        _report_result(trainer, result, saves=False)
+        _report_result(trainer, result, None)
 
 
-def _report_result(trainer: SearchTrainer, result: dict[str, Any], saves: bool) -> None:
+def _report_result(trainer: TrainerContext, result: dict[str, Any], save: Callable[[str], None] | None) -> None:
     working_folder = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
-        if saves:
-            trainer._tune_save_checkpoint(checkpoint_dir=folder)
+        if save is not None:
+            save(folder)
             checkpoint = ray.tune.Checkpoint.from_directory(folder)
         try:
             ray.tune.report(result, checkpoint=checkpoint)

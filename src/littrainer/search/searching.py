@@ -12,6 +12,7 @@ from typing import Any
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.remote import upload_files
 from littrainer.loop.overrides import find_overrides
 from littrainer.runtime.nested_values import map_nested
@@ -20,13 +21,13 @@ from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.search.backends import find_backend
 from littrainer.search.parameters import call_space, get_drawn_parameters, has_changed, set_parameters
 from littrainer.search.record import BestRun
-from littrainer.search.trial import SearchTrainer, apply_changed_arguments, default_compute_objective, release_memory
+from littrainer.search.trial import default_compute_objective
 
 DIRECTIONS = ("minimize", "maximize")
 
 
 def hyperparameter_search(
-    trainer: SearchTrainer,
+    trainer: TrainerContext,
     hp_space: Callable[[Any], dict[str, Any]] | None,
     compute_objective: Callable[[dict[str, float]], Any] | None,
     n_trials: int | None,
@@ -97,7 +98,7 @@ def _check_direction(direction: Any) -> str | list[str]:
 
 
 @contextlib.contextmanager
-def searching(trainer: SearchTrainer, backend: Any) -> Iterator[None]:
+def searching(trainer: TrainerContext, backend: Any) -> Iterator[None]:
     """Run a search in the block, and restore the arguments after it.
 
     As in transformers the Trainer's state is not reset between trials, and the Trainer has no model afterwards.
@@ -109,15 +110,13 @@ def searching(trainer: SearchTrainer, backend: Any) -> Iterator[None]:
         vars(args),
         is_leaf=lambda part: type(part) not in (dict, list),
     )
-    release_memory(trainer)
+    trainer.release_training_memory()
     search.backend = search.last_backend = backend
     try:
         yield
     finally:
         search.backend = None
-        release_memory(trainer)
-        # A callback may have replaced the object.
-        trainer.args = args
+        trainer.release_training_memory()
         changed = {name for name, value in vars(args).items() if has_changed(value, values.get(name))}
         vars(args).clear()
         vars(args).update(values)
@@ -125,11 +124,11 @@ def searching(trainer: SearchTrainer, backend: Any) -> Iterator[None]:
         if plugin is not None:
             # The last trial's plugin may be active in transformers.
             plugin.select()
-        apply_changed_arguments(trainer, changed, makes_accelerator=False)
+        trainer.apply_changed_arguments(changed, makes_accelerator=False)
         search.arguments_after = dict(values)
 
 
-def apply_best(trainer: SearchTrainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
+def apply_best(trainer: TrainerContext, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
     if not isinstance(best, BestRun):
         advice = "; it has several objectives, so choose one" if isinstance(best, list) else ""
         raise TypeError(f"apply_best takes a BestRun of hyperparameter_search, and got {kind_of(best)}{advice}.")
@@ -145,7 +144,7 @@ def apply_best(trainer: SearchTrainer, best: BestRun, hp_space: Callable[[Any], 
         trial = optuna.trial.FixedTrial(best.hyperparameters, number)
         parameters = call_space(space, trial)
     seed_of_model = search.seeds_of_models.get(best.run_id, trainer.args.seed)
-    apply_changed_arguments(trainer, set_parameters(trainer.args, parameters))
+    trainer.apply_changed_arguments(set_parameters(trainer.args, parameters))
     search.seed_for_model = {trainer.args.seed: seed_of_model}
     if search.arguments_after is not None:
         # Detect only later changes by the script.

@@ -12,17 +12,17 @@ from types import FunctionType
 from typing import Any
 
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.lightning_adapter import run_lightning
-from littrainer.search.trial import SearchTrainer, release_memory
 from littrainer.tracking.base import TrackerCallback
 
 # Attributes that each process creates itself.
 ATTRIBUTES_OF_PROCESS = ("_accelerator", "gather_function")
 
 
-def pack(trainer: SearchTrainer) -> bytes:
+def pack(trainer: TrainerContext) -> bytes:
     """Pickle a Trainer, without its model, its optimizer and the attributes of this process."""
-    release_memory(trainer)
+    trainer.release_training_memory()
     try:
         import cloudpickle  # noqa: F401
     except ImportError as error:
@@ -30,9 +30,10 @@ def pack(trainer: SearchTrainer) -> bytes:
             "Trials in several processes need cloudpickle, which is not installed: pip install cloudpickle."
         ) from error
     try:
-        return _dump(trainer, trainer)
+        return _TrainerPickling(trainer).dump(trainer)
     except Exception as error:
-        culprits = [name for name, value in _state_to_send(trainer).items() if not _can_be_pickled(value, trainer)]
+        pickling = _TrainerPickling(trainer)
+        culprits = [name for name, value in pickling.state_to_send().items() if not pickling.can_dump(value)]
         raise TypeError(
             f"The Trainer cannot be sent to the process of a trial, because of trainer.{', trainer.'.join(culprits)} "
             f"({error}). Make what cannot be pickled where the trial needs it, in model_init or in a callback's "
@@ -65,49 +66,53 @@ def unpack(data: bytes) -> Any:
     return trainer
 
 
-def _state_to_send(trainer: SearchTrainer) -> dict[str, Any]:
-    # A subclass may select the pickled attributes.
-    state: Any = trainer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
-    return {name: value for name, value in state.items() if name not in ATTRIBUTES_OF_PROCESS}
+class _TrainerPickling:
+    """Pickling of a Trainer, or of values that may refer to it, without the state of this process."""
 
+    def __init__(self, trainer: TrainerContext):
+        self.trainer = trainer
 
-def _can_be_pickled(value: Any, trainer: SearchTrainer) -> bool:
-    try:
-        _dump(value, trainer)
-    except Exception:
-        return False
-    return True
+    def state_to_send(self) -> dict[str, Any]:
+        # A subclass may select the pickled attributes.
+        state: Any = self.trainer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
+        return {name: value for name, value in state.items() if name not in ATTRIBUTES_OF_PROCESS}
 
+    def can_dump(self, value: Any) -> bool:
+        try:
+            self.dump(value)
+        except Exception:
+            return False
+        return True
 
-def _dump(value: Any, trainer: SearchTrainer) -> bytes:
-    """Pickle a Trainer, or a value that may refer to it, followed by the script's definitions that it uses."""
-    import cloudpickle
+    def dump(self, value: Any) -> bytes:
+        """Pickle a value, followed by the script's definitions that it uses."""
+        import cloudpickle
 
-    class TrainerPickler(cloudpickle.Pickler):
-        """A pickler that omits the state of this process."""
+        pickling, trainer = self, self.trainer
 
-        def reducer_override(self, obj: Any) -> Any:
-            if obj is trainer:
-                return (object.__new__, (type(obj),), _state_to_send(trainer)) if value is trainer else (type(None), ())
-            if isinstance(obj, TrackerCallback):
-                return object.__new__, (type(obj),), _state_of_tracker(obj, trainer)
-            if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
-                defined_in_script[obj.__name__] = obj
-            return super().reducer_override(obj)
+        class TrainerPickler(cloudpickle.Pickler):
+            def reducer_override(self, obj: Any) -> Any:
+                if obj is trainer:
+                    is_sent = value is trainer
+                    return (object.__new__, (type(obj),), pickling.state_to_send()) if is_sent else (type(None), ())
+                if isinstance(obj, TrackerCallback):
+                    return object.__new__, (type(obj),), pickling.state_of_tracker(obj)
+                if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
+                    defined_in_script[obj.__name__] = obj
+                return super().reducer_override(obj)
 
-    defined_in_script: dict[str, Any] = {}
-    buffer = io.BytesIO()
-    pickler = TrainerPickler(buffer)
-    pickler.dump(value)
-    pickler.dump(defined_in_script)
-    return buffer.getvalue()
+        defined_in_script: dict[str, Any] = {}
+        buffer = io.BytesIO()
+        pickler = TrainerPickler(buffer)
+        pickler.dump(value)
+        pickler.dump(defined_in_script)
+        return buffer.getvalue()
 
-
-def _state_of_tracker(tracker: TrackerCallback, trainer: SearchTrainer) -> dict[str, Any]:
-    """Return a tracker's state before a run, without open files and connections."""
-    state = {name: value if _can_be_pickled(value, trainer) else None for name, value in vars(tracker).items()}
-    state["_initialized"] = state["has_failed"] = False
-    if tracker.service:
-        # Created with each run; without a service it is the user's.
-        state["lightning_logger"] = None
-    return state
+    def state_of_tracker(self, tracker: TrackerCallback) -> dict[str, Any]:
+        """Return a tracker's state before a run, without open files and connections."""
+        state = {name: value if self.can_dump(value) else None for name, value in vars(tracker).items()}
+        state["_initialized"] = state["has_failed"] = False
+        if tracker.service:
+            # Created with each run; without a service it is the user's.
+            state["lightning_logger"] = None
+        return state

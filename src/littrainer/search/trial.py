@@ -9,14 +9,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.distributed.collectives import PeerLostError, broadcast_object, raise_on_all_ranks
-from littrainer.loop.checks import check_arguments
-from littrainer.loop.out_of_memory import empty_device_cache
 from littrainer.runtime.notes import kind_of
 from littrainer.search.parameters import (
     SearchMistake,
@@ -29,8 +27,7 @@ from littrainer.search.parameters import (
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.handler import CallbackHandler
-    from littrainer.callbacks.state import TrainerControl, TrainerState
+    from littrainer.callbacks.trainer_context import TrainerContext
 
 logger = logging.getLogger(__name__)
 
@@ -67,39 +64,6 @@ class SearchState:
     saves_each_report: bool = False
 
 
-class SearchTrainer(Protocol):
-    """The part of a Trainer that a search uses."""
-
-    args: TrainingArguments
-    session: Any
-    model: Any
-    model_wrapped: Any
-    model_init: Any
-    train_dataset: Any
-    eval_dataset: Any
-    accelerator: Any
-    callback_handler: CallbackHandler
-    lightning_callbacks: list[Any]
-    control: TrainerControl
-    state: TrainerState
-    is_in_train: bool
-    training_run: Any
-    hp_space: Any
-    hp_name: Any
-    hp_search_backend: Any
-    objective: Any
-
-    def train(self, resume_from_checkpoint: Any = None, trial: Any = None) -> Any: ...
-    def evaluate(self) -> dict[str, float]: ...
-    def add_callback(self, callback: Any) -> None: ...
-    def pop_callback(self, callback: Any) -> Any: ...
-    def remove_callback(self, callback: Any) -> None: ...
-    def create_accelerator_and_postprocess(self) -> None: ...
-    def _apply_changed_arguments(self, changed: set[str]) -> None: ...
-    def _get_output_dir(self, trial: Any) -> str: ...
-    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None: ...
-
-
 def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
     """Return whether the search continues after an error; by default any error of a callback ends it."""
     if isinstance(error, SearchMistake | PeerLostError) or not isinstance(error, catch):
@@ -109,7 +73,7 @@ def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = 
 
 
 def run_trial(
-    trainer: SearchTrainer,
+    trainer: TrainerContext,
     trial: Any,
     resume_from_checkpoint: str | None = None,
     on_last_evaluation: Callable[[dict[str, float]], None] | None = None,
@@ -127,7 +91,7 @@ def run_trial(
         Exception: an error of the script.
     """
     # The previous trial's error may have referred to memory until now.
-    release_memory(trainer)
+    trainer.release_training_memory()
     search = trainer.session.search
     search.objective = None
     # Otherwise Lightning's ModelCheckpoint would delete files of other trials.
@@ -148,34 +112,22 @@ def run_trial(
         for callback, state in states.items():
             vars(callback).clear()
             vars(callback).update(state)
-        release_memory(trainer)
-
-
-def release_memory(trainer: SearchTrainer) -> None:
-    """Free the objects of a training, and empty the device's cache."""
-    trainer.session = trainer.session.copy_without_training()
-    trainer.model = trainer.model_wrapped = None
-    for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
-        setattr(trainer.callback_handler, name, None)
-    # This also collects Lightning's reference cycles.
-    trainer.accelerator.clear()
-    empty_device_cache()
+        trainer.release_training_memory()
 
 
 # ---- The arguments of a trial ----------------------------------------------------------------------------------------
 
 
-def is_search_trial(trainer: SearchTrainer, trial: Any) -> bool:
-    return trial is not None and trainer.hp_search_backend is not None
+def is_search_trial(search: SearchState, trial: Any) -> bool:
+    return trial is not None and search.backend is not None
 
 
-def begin_trial(trainer: SearchTrainer, trial: Any) -> None:
+def begin_trial(search: SearchState, args: TrainingArguments, trial: Any) -> None:
     """Record the seed of a trial's model: as in transformers, the previous trial's seed."""
-    search = trainer.session.search
-    search.seeds_of_models[str(get_trial_id(search.backend, trial))] = trainer.args.seed
+    search.seeds_of_models[str(get_trial_id(search.backend, trial))] = args.seed
 
 
-def set_up_trial(trainer: SearchTrainer, trial: Any) -> None:
+def set_up_trial(trainer: TrainerContext, trial: Any) -> None:
     """Set the Trainer's arguments to the parameters of a trial; outside of a search only record the trial.
 
     Raises:
@@ -191,21 +143,13 @@ def set_up_trial(trainer: SearchTrainer, trial: Any) -> None:
         if changed:
             resolve_arguments(trainer.args, changed)
             search.arguments_after = dict(vars(trainer.args))
-            apply_changed_arguments(trainer, changed)
-    if not is_search_trial(trainer, trial):
+            trainer.apply_changed_arguments(changed)
+    if not is_search_trial(search, trial):
         return
     parameters = get_drawn_parameters(trial) if isinstance(trial, Mapping) else call_space(search.space, trial)
     changed = set_parameters(trainer.args, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
-    apply_changed_arguments(trainer, changed)
-
-
-def apply_changed_arguments(trainer: SearchTrainer, changed: set[str], makes_accelerator: bool = True) -> None:
-    """Update the parts of a Trainer that depend on its arguments, by default including the accelerator."""
-    if makes_accelerator:
-        check_arguments(trainer.args)
-        trainer.create_accelerator_and_postprocess()
-    trainer._apply_changed_arguments(changed)
+    trainer.apply_changed_arguments(changed)
 
 
 # ---- The reports of a trial ------------------------------------------------------------------------------------------
@@ -238,34 +182,35 @@ def _require_number(value: Any) -> float:
     return float(number)
 
 
-def report(trainer: SearchTrainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
+def report(search: SearchState, trial: Any, step: int, metrics: dict[str, float]) -> Exception | None:
     """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
+
+    Returns:
+        the `optuna.TrialPruned` to raise if the pruner ends the trial.
 
     Raises:
         SearchMistake: the objective is no number.
-        optuna.TrialPruned: the pruner ends the trial.
     """
-    search = trainer.session.search
-    if search.backend is None or trial is None:
-        return
+    if not is_search_trial(search, trial):
+        return None
     search.objective = evaluate_objective(search.compute_objective, metrics)
     if isinstance(search.objective, list):
-        return
+        return None
     if hasattr(trial, "reported"):
         # For the record; the server receives the tracker's metrics.
         trial.reported.append((step, search.objective))
     if search.backend != HPSearchBackend.OPTUNA:
-        return
+        return None
     should_prune = False
     # The fixed trial of the other processes belongs to no study.
     if hasattr(trial, "study"):
         trial.report(search.objective, step)
         should_prune = trial.should_prune()
-    if broadcast_object(should_prune):
-        trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-        pruned = importlib.import_module("optuna").TrialPruned(f"Trial {trial.number} was pruned at step {step}.")
-        setattr(pruned, ENDED_FOR_CALLBACKS, True)
-        raise pruned
+    if not broadcast_object(should_prune):
+        return None
+    pruned = importlib.import_module("optuna").TrialPruned(f"Trial {trial.number} was pruned at step {step}.")
+    setattr(pruned, ENDED_FOR_CALLBACKS, True)
+    return pruned
 
 
 def get_trial_id(backend: Any, trial: Any) -> Any:
@@ -276,12 +221,11 @@ def get_trial_id(backend: Any, trial: Any) -> Any:
     return getattr(trial, "number", "")
 
 
-def get_trial_folder(trainer: SearchTrainer, trial: Any) -> str:
+def get_trial_folder(search: SearchState, output_dir: str, trial: Any) -> str:
     """Return the folder of a training's checkpoints, in a search with the trial's name."""
-    if not is_search_trial(trainer, trial):
-        return trainer.args.output_dir
-    hp_name = trainer.hp_name
-    name = f"run-{get_trial_id(trainer.hp_search_backend, trial)}" if hp_name is None else hp_name(trial)
+    if not is_search_trial(search, trial):
+        return output_dir
+    name = f"run-{get_trial_id(search.backend, trial)}" if search.name is None else search.name(trial)
     if not isinstance(name, str) or not name:
         raise SearchMistake(f"hp_name returned {name!r} ({kind_of(name)}); it has to return the trial's name as text.")
-    return os.path.join(trainer.args.output_dir, name)
+    return os.path.join(output_dir, name)

@@ -21,13 +21,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.distributed import environment
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import add_note
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.trainer_pickle import pack, unpack
-from littrainer.search.trial import SearchTrainer, run_trial
+from littrainer.search.trial import run_trial
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -89,7 +90,7 @@ class TrialProcesses(contextlib.AbstractContextManager["TrialProcesses"]):
         folder: for files with the outcomes of trials.
     """
 
-    def __init__(self, trainer: SearchTrainer, study: Any, jobs: int, folder: str):
+    def __init__(self, trainer: TrainerContext, study: Any, jobs: int, folder: str):
         import optuna
 
         _pickle(study)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.search.distributed_search import TrialRunner, search_with_all
 from littrainer.search.parameters import SearchMistake, call_space
 from littrainer.search.record import (
@@ -23,7 +24,7 @@ from littrainer.search.record import (
     format_error,
     make_no_trial_error,
 )
-from littrainer.search.trial import SearchTrainer, is_trial_failure
+from littrainer.search.trial import is_trial_failure
 from littrainer.tracking.wandb import WandbCallback
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class SweepTrial(dict[str, Any]):
         self.reported: list[tuple[int, float]] = []
 
 
-def run_hp_search_wandb(trainer: SearchTrainer, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def run_hp_search_wandb(trainer: TrainerContext, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search with a sweep.
 
     Parameters:
@@ -74,7 +75,7 @@ class _Sweep:
 
     def __init__(
         self,
-        trainer: SearchTrainer,
+        trainer: TrainerContext,
         run_trial: TrialRunner,
         direction: str,
         sweep_id: str | None = None,

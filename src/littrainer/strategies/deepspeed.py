@@ -10,7 +10,7 @@ import importlib
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.arguments.choices import SchedulerType
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.optim.stepping import OptimizerWrapper, has_fused_backward
@@ -139,17 +140,7 @@ class EngineSchedule:
 # ---- Creation of the engine ------------------------------------------------------------------------------------------
 
 
-class EngineOwner(TrainedModel, Protocol):
-    session: Any
-    deepspeed: Any
-    lr_scheduler: Any
-
-    def create_optimizer(self) -> Any: ...
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any: ...
-
-
-def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
+def create_engine(trainer: TrainerContext, max_steps: int, overridden: Collection[str]) -> tuple[Any, Any]:
     """Create and store the engine, optimizer and schedule of a training.
 
     Parameters:
@@ -228,7 +219,7 @@ def create_engine(trainer: EngineOwner, max_steps: int, overridden: Collection[s
     return trainer.optimizer, trainer.lr_scheduler
 
 
-def create_evaluation_engine(trainer: EngineOwner) -> None:
+def create_evaluation_engine(trainer: TrainerContext) -> None:
     """Create an engine without optimizer in stage 3, unless the Trainer has an engine."""
     if trainer.deepspeed is not None:
         return

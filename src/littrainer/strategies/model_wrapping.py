@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,20 +17,21 @@ from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.model.traversal import move_model
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.weak_attributes import WeaklyBound
-from littrainer.strategies.choice import TrainedModel
 
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
-
-class WrappingTrainer(TrainedModel, Protocol):
-    lightning_module: Any
-
-    def _wrap_model(self, model: nn.Module) -> nn.Module: ...
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.trainer_context import TrainerContext
 
 
-def wrap_for_training(trainer: WrappingTrainer) -> nn.Module:
-    """Return the model as training steps call it, in an earlier training's wrapper if possible."""
+def wrap_for_training(trainer: TrainerContext, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Return the model as training steps call it, in an earlier training's wrapper if possible.
+
+    Parameters:
+        wrap: the Trainer's overridable `_wrap_model`.
+    """
     model = trainer.model
     is_wrapped = any(module is model for module in trainer.model_wrapped.modules())
     current = trainer.model_wrapped if is_wrapped else model
@@ -40,15 +41,16 @@ def wrap_for_training(trainer: WrappingTrainer) -> nn.Module:
         and not _is_reusable(current, model, trainer.lightning_module)
     ):
         current = model
-    wrapped = trainer._wrap_model(current)
+    wrapped = wrap(current)
     # As in transformers, a subclass's wrapper is called unchanged.
     if wrapped is model or is_compiled(wrapped):
-        return autocast_and_compile(trainer, wrapped, _get_ddp_wrapper(trainer.lightning_module))
+        return autocast_and_compile(model, trainer.args, wrapped, _get_ddp_wrapper(trainer.lightning_module))
     return wrapped
 
 
 def autocast_and_compile(
-    trainer: TrainedModel,
+    model: nn.Module,
+    args: TrainingArguments,
     wrapped: nn.Module | None = None,
     wrap_in_ddp: Callable[[nn.Module], nn.Module] | None = None,
 ) -> nn.Module:
@@ -57,17 +59,16 @@ def autocast_and_compile(
     Parameters:
         wrapped: the model, or its compiled module of an earlier training.
     """
-    model = trainer.model
-    dtype = get_autocast_dtype(trainer.args)
-    plan = get_sharding_plan(trainer.args)
+    dtype = get_autocast_dtype(args)
+    plan = get_sharding_plan(args)
     # FSDP2 has its own mixed precision policy.
     if dtype is not None and (plan is None or plan.version == 1):
-        autocast_forward(model, trainer.args.device.type, dtype)
+        autocast_forward(model, args.device.type, dtype)
     if wrapped is not None and wrapped is not model:
         return wrapped
     if wrap_in_ddp is not None:
         model = wrap_in_ddp(model)
-    keywords = get_compile_keywords(trainer.args)
+    keywords = get_compile_keywords(args)
     if keywords is None or is_compiled(model):
         return model
     compiled: Any = torch.compile(model, **keywords)
@@ -89,19 +90,19 @@ def is_compiled(model: nn.Module) -> bool:
     return compiled is not None and isinstance(model, compiled)
 
 
-def move_to_device(trainer: TrainedModel) -> None:
+def move_to_device(model: nn.Module, args: TrainingArguments) -> None:
     """Move the model to this process's device; FSDP moves its shards itself."""
-    if not trainer.is_fsdp_enabled:
-        move_model(trainer.model, trainer.args.device)
+    if get_sharding_plan(args) is None:
+        move_model(model, args.device)
 
 
-def rewrap_after_unfreezing(trainer: WrappingTrainer) -> None:
+def rewrap_after_unfreezing(trainer: TrainerContext) -> None:
     """Wrap the model in DDP again if a callback has unfrozen parameters: DDP reduces a fixed set."""
     model, wrapped, wrap_in_ddp = trainer.model, trainer.model_wrapped, _get_ddp_wrapper(trainer.lightning_module)
     if wrap_in_ddp is None or wrapped is model or not is_wrapped_by_trainer(wrapped, model):
         return
     if not _is_reusable(wrapped, model, trainer.lightning_module):
-        trainer.model_wrapped = autocast_and_compile(trainer, None, wrap_in_ddp)
+        trainer.model_wrapped = autocast_and_compile(model, trainer.args, None, wrap_in_ddp)
 
 
 def is_wrapped_by_trainer(wrapped: Any, model: nn.Module) -> bool:
