@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import EnumMeta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -63,7 +63,7 @@ class HfArgumentParser(_Parser):
         if is_text_or_bool:
             action.nargs, action.const, action.type = "?", True, _parse_text_or_bool
         elif isinstance(field.type, EnumMeta):
-            action.type = _make_choice_parser(field.type)
+            action.type = _make_choice_parser(action.type, field.type)
 
     def _add_earlier_names(self) -> None:
         # Not in the constructor, since options of the script take precedence.
@@ -220,16 +220,14 @@ def _parse_text_or_bool(text: str) -> bool | str:
         return text
 
 
-def _make_choice_parser(enumeration: Any) -> Any:
-    values = {str(member.value): member.value for member in enumeration}
+def _make_choice_parser(choose: Callable[[str], Any], enumeration: EnumMeta) -> Callable[[str], Any]:
+    """Return a parser that accepts earlier spellings of a choice, too."""
 
     def parse(text: str) -> Any:
-        if text in values:
-            return values[text]
+        value = choose(text)
         try:
-            # Earlier spellings.
-            return enumeration(text).value
+            return enumeration(value).value
         except ValueError:
-            return text
+            return value
 
     return parse

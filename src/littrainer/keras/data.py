@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from littrainer.data.loaders import has_length
@@ -75,24 +76,13 @@ def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _stack(values: list[Any], name: str) -> Any:
-    if len({_shape(value) for value in values}) > 1:
-        shapes = sorted({str(_shape(value)) for value in values})
+    try:
+        return tree_map(lambda *parts: torch.stack(parts), *values)
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"The {name} of a batch differ in shape or structure: {', '.join(shapes)}. Pad them in the dataset, or "
-            "override get_train_tfdataset and get_eval_tfdataset to return padded batches."
-        )
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {key: _stack([value[key] for value in values], f"{name}[{key!r}]") for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stack([value[part] for value in values], f"{name}[{part}]") for part in range(len(first)))
-    return torch.stack(values)
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return frozenset(value)
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else tuple(value.shape)
+            f"The {name} of a batch differ in shape or structure: {error}. Pad them in the dataset, or override "
+            "get_train_tfdataset and get_eval_tfdataset to return padded batches."
+        ) from None
 
 
 def to_tensors(value: Any, name: str) -> Any:
