@@ -142,21 +142,11 @@ class ScriptLoader(DataLoader[Sample]):
         return self.steps
 
 
-def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
+def make_loader(batches: Any, steps: Any = None, num_examples: Any = None) -> Any:
     """Return a loader of a `get_*_tfdataset` result."""
-    batches, steps, num_examples = returned, None, None
-    if has_counts:
-        if not isinstance(returned, tuple) or len(returned) != 3:
-            raise TypeError(
-                f"{name} returned a {type(returned).__name__}, and has to return a tuple: batches (features, labels), "
-                "how many of them to read, and the number of samples in them."
-            )
-        batches, steps, num_examples = returned[0], int(returned[1]), int(returned[2])
     length = len(batches) if has_length(batches) else None
     if isinstance(batches, BatchedPairs) and steps in (None, length):
         return batches.loader
     if is_tensorflow_dataset(batches):
         length = int(batches.cardinality()) if batches.cardinality() >= 0 else None
-    elif not hasattr(batches, "__iter__"):
-        raise TypeError(f"{name} returned a {type(batches).__name__}, and has to return batches (features, labels).")
-    return ScriptLoader(batches, length if steps is None else steps, num_examples)
+    return ScriptLoader(batches, length if steps is None else int(steps), num_examples)
