@@ -210,7 +210,7 @@ def _parse_text_or_bool(text: str) -> bool | str:
         return text
 
 
-def _make_choice_parser(choose: Callable[[str], Any], enumeration: EnumMeta) -> Callable[[str], Any]:
+def _make_choice_parser(choose: Callable[[str], Any], enumeration: Any) -> Callable[[str], Any]:
     """Return a parser that accepts earlier spellings of a choice, too."""
 
     def parse(text: str) -> Any:
