@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from littrainer.arguments.destinations import READERS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.fields import get_default, list_topics
 from littrainer.arguments.rules import SUPPORTED_VALUES
-from littrainer.arguments.specifications import SPECS
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
 INTRODUCTION = """\
@@ -17,7 +17,7 @@ INTRODUCTION = """\
 transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and the arguments after them in that
 table are littrainer's. `Seq2SeqTrainingArguments` adds those of the last table.
 
-<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/specifications.py. -->
+<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/destinations.py. -->
 
 - Every argument has its effect. {refused}
 - Unknown names raise `TypeError` with the nearest known name.
@@ -92,7 +92,7 @@ def _topic_tables() -> list[str]:
                 f"`{field.name}`",
                 f"`{get_default(field)!r}`",
                 field.metadata["help"],
-                SPECS[field.name].reader.value,
+                READERS[field.name],
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from littrainer import Seq2SeqTrainingArguments
-from littrainer.arguments.specifications import SPECS
+from littrainer.arguments.destinations import READERS
 from tests.arguments.arguments_page import arguments_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "arguments.md"
@@ -17,5 +17,5 @@ def test_the_committed_page_is_up_to_date() -> None:
     assert written == arguments_page(), "run: python -m tests.arguments.arguments_page > docs/arguments.md"
 
 
-def test_every_argument_has_a_specification() -> None:
-    assert set(SPECS) == {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+def test_every_argument_has_a_reader() -> None:
+    assert set(READERS) == {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}

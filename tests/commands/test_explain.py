@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 
 from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments
-from littrainer.arguments.specifications import SPECS
+from littrainer.arguments.destinations import READERS
 from littrainer.cli import main
 from littrainer.commands.explain import (
     _create_tiny_trainer,
@@ -122,7 +122,7 @@ def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_t
     assert line_of(keywords, "accumulate_grad_batches=3").endswith("from gradient_accumulation_steps")
     assert line_of(keywords, "detect_anomaly=True").endswith("given as `lightning`")
     for name, value in changes.items():
-        assert f"  {SPECS[name].reader.value}: " in line_of(arguments, f"{name}={value!r} ")
+        assert f"  {READERS[name]}: " in line_of(arguments, f"{name}={value!r} ")
     assert "weight_decay" not in arguments and "secret" not in report and line_of(arguments, "output_dir='runs/one'")
     assert list(tmp_path.iterdir()) == []
     usual = TrainingArguments(disable_tqdm=TrainingArguments().disable_tqdm)

@@ -1,7 +1,6 @@
 """Redirection of child processes."""
 
 import gc
-import json
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,13 @@ PRINT_LOADED = "; print([name for name in ('torch', 'transformers', 'lightning')
 
 PARENT = f"""
 import littrainer.auto
-import json, multiprocessing, subprocess, sys
+import gc, json, multiprocessing, subprocess, sys
 
 def redirected(_=None):
     return any(type(finder).__name__ == "RedirectFinder" for finder in sys.meta_path)
 
 if __name__ == "__main__":
-    facts = {{}}
+    facts = {{"gc threshold": gc.get_threshold()[0]}}
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         facts["spawned"] = pool.map(redirected, [None])[0]
     command = [sys.executable, "-c", {PRINT_IS_REDIRECTED + PRINT_LOADED!r}]
@@ -30,13 +29,9 @@ if __name__ == "__main__":
 """
 
 
-def test_child_processes_are_redirected_without_loading_torch(tmp_path: Path) -> None:
-    assert facts_of(PARENT, tmp_path) == {"spawned": True, "subprocess": "True []"}
-
-
-def test_a_redirected_process_has_a_higher_gc_threshold(tmp_path: Path) -> None:
-    done = run_python("-c", "import gc, littrainer.auto; print(gc.get_threshold()[0])", cwd=tmp_path)
-    assert int(done.stdout) == redirect.STARTUP_GC_THRESHOLD, done.stderr
+def test_a_redirected_process_has_a_higher_gc_threshold_and_children_that_do_not_load_torch(tmp_path: Path) -> None:
+    facts = facts_of(PARENT, tmp_path)
+    assert facts == {"gc threshold": redirect.STARTUP_GC_THRESHOLD, "spawned": True, "subprocess": "True []"}
 
 
 @pytest.mark.parametrize(
@@ -73,12 +68,8 @@ def test_an_interpreter_without_littrainer_starts_without_output(tmp_path: Path)
 
 
 def test_the_environment_is_extended_once_and_keeps_its_path() -> None:
-    from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
-
     environment = {"PYTHONPATH": "mine"}
-    extend_to_children(environment)
-    first = environment["PYTHONPATH"]
-    extend_to_children(environment)
-    assert environment["PYTHONPATH"] == first
-    assert first.split(":")[:2] == [STARTUP_FOLDER, "mine"]
-    assert json.dumps(environment).count("startup") == 1
+    for _ in range(2):
+        redirect.extend_to_children(environment)
+        assert environment["PYTHONPATH"].split(":")[:2] == [redirect.STARTUP_FOLDER, "mine"]
+        assert environment["PYTHONPATH"].count("startup") == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import EnumMeta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 else:
     _original = _import_original()
     _Parser = _original.HfArgumentParser
+
+
+# Beginning of argparse's message.
+UNRECOGNIZED = "unrecognized arguments: "
 
 
 class HfArgumentParser(_Parser):
@@ -63,7 +67,7 @@ class HfArgumentParser(_Parser):
         if is_text_or_bool:
             action.nargs, action.const, action.type = "?", True, _parse_text_or_bool
         elif isinstance(field.type, EnumMeta):
-            action.type = _make_choice_parser(field.type)
+            action.type = _make_choice_parser(action.type, field.type)
 
     def _add_earlier_names(self) -> None:
         # Not in the constructor, since options of the script take precedence.
@@ -136,7 +140,7 @@ class HfArgumentParser(_Parser):
         if return_remaining_strings:
             return (*filled, remaining)
         if remaining:
-            self._refuse(remaining)
+            self.error(UNRECOGNIZED + " ".join(remaining))
         return tuple(filled)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -149,24 +153,15 @@ class HfArgumentParser(_Parser):
         self._add_earlier_names()
         return super().parse_known_args(args, namespace)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse like argparse; an error suggests the nearest option.
-
-        Parameters:
-            args: the command line's texts; by default those of the process.
-            namespace: an object to fill.
-        """
-        result, remaining = self.parse_known_args(args, namespace)
-        if remaining:
-            self._refuse(remaining)
-        return result
-
     def error(self, message: str) -> NoReturn:  # type: ignore[misc]
-        """End the program with exit status 2 and a single line.
+        """End the program with exit status 2 and a single line, which suggests the nearest option.
 
         Parameters:
             message: the reason.
         """
+        unknown = message.partition(UNRECOGNIZED)[2].split()
+        if unknown:
+            message = unrecognized(unknown, [text for text in self._option_string_actions if text.startswith("--")])
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def _fill(self, cls: type, values: dict[str, Any]) -> Any:
@@ -178,9 +173,6 @@ class HfArgumentParser(_Parser):
             return cls(**keywords)
         except (ValueError, NotImplementedError) as error:
             self.error(str(error))
-
-    def _refuse(self, remaining: Sequence[str]) -> NoReturn:
-        self.error(unrecognized(remaining, [text for text in self._option_string_actions if text.startswith("--")]))
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Fill the dataclasses from a dict; `parse_json_file` and `parse_yaml_file` call it too.
@@ -195,8 +187,6 @@ class HfArgumentParser(_Parser):
         Raises:
             ValueError: a key is unknown, or a value is invalid.
         """
-        if not isinstance(args, Mapping):
-            raise ValueError(f"arguments have to map names to values; these are a {type(args).__name__}.")
         names_by_class = {cls: _list_names(cls, args) for cls in self.dataclass_types}
         names = [name for names in names_by_class.values() for name in names]
         extra = [] if allow_extra_keys else [key for key in args if key not in names]
@@ -220,16 +210,14 @@ def _parse_text_or_bool(text: str) -> bool | str:
         return text
 
 
-def _make_choice_parser(enumeration: Any) -> Any:
-    values = {str(member.value): member.value for member in enumeration}
+def _make_choice_parser(choose: Callable[[str], Any], enumeration: Any) -> Callable[[str], Any]:
+    """Return a parser that accepts earlier spellings of a choice, too."""
 
     def parse(text: str) -> Any:
-        if text in values:
-            return values[text]
+        value = choose(text)
         try:
-            # Earlier spellings.
-            return enumeration(text).value
+            return enumeration(value).value
         except ValueError:
-            return text
+            return value
 
     return parse

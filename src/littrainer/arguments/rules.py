@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import os
 import types
@@ -12,14 +13,13 @@ from enum import Enum
 from functools import cache
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal, NamedTuple, Union
 
 from littrainer.arguments.accelerator_config import get_configured_device
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.did_you_mean import suggest_name
-from littrainer.arguments.fields import ArgumentFields, list_topics
+from littrainer.arguments.fields import ANNOUNCING_SIGNALS, COMPILE_MODES, ArgumentFields, list_topics
 from littrainer.arguments.normalization import CHOICE_FIELDS, METRIC_DRIVEN_SCHEDULES
-from littrainer.arguments.specifications import SPECS
 from littrainer.distributed.environment import get_refused_variables
 from littrainer.distributed.layout import data_parallel_size
 
@@ -34,8 +34,69 @@ TEXT_CHOICES: dict[str, tuple[str, ...]] = {
         for field in dataclasses.fields(ArgumentFields)
         if "choices" in field.metadata
     },
-    **{name: spec.texts for name, spec in SPECS.items() if spec.texts},
+    "torch_compile_mode": COMPILE_MODES,
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+    "include_for_metrics": ("inputs", "loss"),
+    "jit_checkpoint_signals": ANNOUNCING_SIGNALS,
 }
+
+# Types and values that annotations omit because command-line parsers read them.
+ALSO_ACCEPTED: dict[str, tuple[Any, ...]] = {
+    "output_dir": (os.PathLike, None),
+    "include_for_metrics": (str,),
+    "dataloader_multiprocessing_context": (BaseContext,),
+    "fsdp": (bool, list),
+    "debug": (None,),
+    "resume_from_checkpoint": (os.PathLike, bool),
+    **dict.fromkeys(("fsdp_config", "deepspeed", "logging_dir"), (os.PathLike,)),
+}
+
+
+class Range(NamedTuple):
+    """Range from `low` to `high`, both included, and less than `below`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    below: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        return math.isfinite(value) and self.low <= value <= self.high and value < self.below
+
+    def __str__(self) -> str:
+        if self.low == -math.inf:
+            return ""
+        if self.below < math.inf:
+            return f" from {self.low:g} to below {self.below:g}"
+        return f" from {self.low:g} up" if self.high == math.inf else f" from {self.low:g} to {self.high:.10g}"
+
+
+ANY_NUMBER = Range()
+POSITIVE = (
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "max_tokens_per_batch", "global_batch_size"),
+    *("gradient_accumulation_steps", "torch_empty_cache_steps", "eval_accumulation_steps", "spike_factor"),
+    *("dataloader_prefetch_factor", "ddp_bucket_cap_mb", "hang_timeout", "save_total_limit_best"),
+    *("keep_optimizer_states", "generation_max_length", "generation_num_beams"),
+)
+NOT_NEGATIVE = (
+    *("num_train_epochs", "learning_rate", "warmup_steps", "weight_decay", "adam_epsilon", "neftune_noise_alpha"),
+    *("logging_steps", "eval_steps", "eval_delay", "data_seed", "dataloader_num_workers"),
+    *("save_minutes", "eval_minutes", "max_minutes"),
+)
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(POSITIVE, Range(low=1)),
+    **dict.fromkeys(NOT_NEGATIVE, Range(low=0)),
+    # -1 disables them; local_rank has it outside of a launcher.
+    **dict.fromkeys(("max_steps", "save_steps", "save_total_limit", "local_rank"), Range(low=-1)),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "ema_decay"), Range(low=0, below=1)),
+    **dict.fromkeys(("label_smoothing_factor", "warmup_ratio"), Range(low=0, high=1)),
+    "pack_to_length": Range(low=2),
+    # Seeds of NumPy.
+    "seed": Range(low=0, high=2**32 - 1),
+    # Maximum of a timedelta.
+    "ddp_timeout": Range(low=1, high=86_400 * 10**9 - 1),
+}
+# Infinity disables clipping.
+MAY_BE_INFINITE = ("max_grad_norm",)
 
 
 def check_values(args: Any) -> None:
@@ -50,8 +111,9 @@ def check_values(args: Any) -> None:
             error = ValueError if isinstance(plain, float) and int in accepted else TypeError
             raise error(f"{_format(name, value)} is not usable; give {_describe(name, accepted)}.{_get_hint(value)}")
         if isinstance(plain, int | float) and not isinstance(plain, bool):
-            spec, is_too_large = SPECS[name], isinstance(plain, int) and abs(plain) > MAX_INTEGER
-            if is_too_large or not ((spec.may_be_infinite and plain == plain) or spec.range.holds(plain)):
+            is_too_large = isinstance(plain, int) and abs(plain) > MAX_INTEGER
+            is_infinite = name in MAY_BE_INFINITE and abs(plain) == math.inf
+            if is_too_large or not (is_infinite or RANGES.get(name, ANY_NUMBER).holds(plain)):
                 raise ValueError(f"{_format(name, plain)} is out of range; give {_describe(name, accepted)}.")
         valid = TEXT_CHOICES.get(name, ())
         for text in plain if isinstance(plain, list | tuple) else [plain]:
@@ -68,7 +130,7 @@ def _get_accepted(cls: type) -> dict[str, tuple[Any, ...]]:
     accepted: dict[str, tuple[Any, ...]] = {}
     for topic in list_topics(cls):
         hints = typing.get_type_hints(topic)
-        accepted.update({name: (*_iterate_members(hint), *SPECS[name].also) for name, hint in hints.items()})
+        accepted.update({name: (*_iterate_members(hint), *ALSO_ACCEPTED.get(name, ())) for name, hint in hints.items()})
         for field in dataclasses.fields(topic):
             if bool in accepted[field.name] and field.default is False:
                 # None means False.
@@ -118,7 +180,7 @@ def _is_accepted(value: Any, member: Any) -> bool:
 
 
 def _describe(name: str, accepted: tuple[Any, ...]) -> str:
-    allowed = SPECS[name].range
+    allowed = RANGES.get(name, ANY_NUMBER)
     descriptions: dict[Any, str] = {
         bool: "true or false",
         int: f"a whole number{allowed}",

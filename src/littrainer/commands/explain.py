@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from littrainer.arguments.destinations import DERIVED_KEYWORDS
+from littrainer.arguments.destinations import DERIVED_KEYWORDS, READERS
 from littrainer.arguments.did_you_mean import unrecognized
-from littrainer.arguments.specifications import SPECS
 from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser, check_script, list_option_names
 from littrainer.commands.output_dirs import remove_output_dirs
 from littrainer.commands.recorded_training import run_program
@@ -174,7 +173,7 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
     options = {word.partition("=")[0].replace("-", "_") for word in words}
     named = {name: value for name, value in args.to_dict().items() if {f"__{name}", f"__no_{name}"} & options}
     changed = [
-        (f"{name}={value!r}", f"{SPECS[name].reader.value}: {_get_purpose(name)}")
+        (f"{name}={value!r}", f"{READERS[name]}: {_get_purpose(name)}")
         for name, value in (named | get_changed_arguments(args)).items()
     ]
     sections = {
@@ -223,7 +222,7 @@ def render_program(args: TrainingArguments, script: str | None = None) -> str:
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
             left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that returns it.")
         elif name in DATA_MODULE_ARGUMENTS or name in MODULE_ARGUMENTS or name == "max_grad_norm":
-            in_arguments.append(f'    "{name}": {value!r},  # {SPECS[name].reader.value}: {sentence}\n')
+            in_arguments.append(f'    "{name}": {value!r},  # {READERS[name]}: {sentence}\n')
         elif name not in IN_KEYWORDS:
             instead = f" Instead: {LIGHTNING_EQUIVALENTS[name]}." if name in LIGHTNING_EQUIVALENTS else ""
             left_out.append(f"- {name}: {sentence}{instead}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
-from littrainer.arguments.specifications import SPECS, ArgumentReader
+from littrainer.arguments.destinations import READERS
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.lightning.arguments import get_changed_arguments
 
@@ -90,12 +90,12 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
 
 DATA_MODULE_ARGUMENTS = frozenset(
     name
-    for name, spec in SPECS.items()
-    if spec.reader in (ArgumentReader.LOADER, ArgumentReader.SAMPLER) or name in ("seed", "remove_unused_columns")
+    for name, reader in READERS.items()
+    if reader in ("data loader", "sampler") or name in ("seed", "remove_unused_columns")
 ) - set(LIGHTNING_EQUIVALENTS)
 # Scripts read the others.
 MODULE_ARGUMENTS = frozenset(
-    name for name, spec in SPECS.items() if spec.reader != ArgumentReader.SCRIPT and name != "output_dir"
+    name for name, reader in READERS.items() if reader != "the script" and name != "output_dir"
 ) - {
     *DATA_MODULE_ARGUMENTS,
     *LIGHTNING_EQUIVALENTS,

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from littrainer import Trainer, set_seed
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.accelerator.facade import REFUSED, WITHOUT_EFFECT, _log_once
+from littrainer.compat.accelerator.facade import WITHOUT_EFFECT, _log_once
 from tests.compat.page import table
 from tests.scenarios.data import FEATURES
 from tests.scenarios.models import VectorClassifier
@@ -117,17 +117,6 @@ def test_gradients_of_fsdp_version_1_and_deepspeed_are_clipped_by_their_engines(
     assert facade.clip_grad_norm_([other], 0.1) == 2.5 and other.grad.norm().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("version", "kind"), [(None, "GradScaler"), (1, "ShardedGradScaler"), (2, "GradScaler")])
-def test_version_1_of_fsdp_has_a_sharded_scaler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None, kind: str
-) -> None:
-    plan = None if version is None else SimpleNamespace(version=version)
-    monkeypatch.setattr("littrainer.compat.accelerator.facade.get_sharding_plan", lambda args: plan)
-    monkeypatch.setattr("littrainer.compat.accelerator.facade.get_autocast_dtype", lambda args: torch.float16)
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
-    assert type(facade.scaler).__name__ == kind and facade.scaler is facade.scaler
-
-
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_no_sync_has_no_effect_from_deepspeed_stage_2(tmp_path: Path, stage: int) -> None:
     calls: list[str] = []
@@ -189,16 +178,8 @@ def test_an_accelerator_in_float32_overrides_the_arguments(tmp_path: Path, caplo
     assert ["bf16 of the arguments has no effect" in record.message for record in caplog.records] == [True]
 
 
-MEMBERS = table("member | what `trainer.accelerator` answers")
-
-
-def test_each_member_of_the_table_exists_or_raises_with_an_alternative(facade: AcceleratorFacade) -> None:
-    assert table("not offered | why, and what to do instead") == REFUSED
-    for name in MEMBERS:
+def test_each_member_of_the_page_exists_and_another_raises_with_alternatives(facade: AcceleratorFacade) -> None:
+    for name in table("member | what `trainer.accelerator` answers"):
         getattr(facade, name)
-    for name, reason in REFUSED.items():
-        with pytest.raises(AttributeError) as caught:
-            getattr(facade, name)
-        assert f"does not offer {name}: {reason}" in str(caught.value)
-    with pytest.raises(AttributeError, match=r"no 'frobnicate'.*trainer.lightning_trainer"):
-        facade.frobnicate  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no 'save_state'.*save_model.*trainer.lightning_trainer"):
+        facade.save_state  # noqa: B018

@@ -61,16 +61,6 @@ PARTIAL_STATE_MEMBERS = frozenset(
         "split_between_processes",
     )
 )
-# Unsupported member -> alternative.
-REFUSED: dict[str, str] = {
-    "save": "call torch.save() or safetensors where trainer.args.should_save is set",
-    "save_model": "call trainer.save_model()",
-    "save_state": "checkpoints are the Trainer's; set save_strategy, or call trainer.save_model() and save_state()",
-    "load_state": "checkpoints are the Trainer's; call trainer.train(resume_from_checkpoint=...)",
-    "get_tracker": "a Trainer's accelerator has no trackers; report_to adds callbacks to trainer.callback_handler",
-    "profile": 'profile with Trainer(lightning={"profiler": ...}), or with torch.profiler.profile() itself',
-    "ddp_handler": "Lightning's strategy sets DistributedDataParallel up; see ddp_find_unused_parameters",
-}
 # Method without effect -> warning.
 WITHOUT_EFFECT: dict[str, str] = {
     "init_trackers": "The accelerator of a Trainer has no trackers to set up; choose them with report_to=[...].",
@@ -115,12 +105,12 @@ class AcceleratorFacade:
 
     # ---- Processes ---------------------------------------------------------------------------------------------------
 
-    device = property(lambda self: self._args.device, doc="The device this process trains on.")
-    num_processes = property(lambda self: self._args.world_size, doc="World size.")
-    process_index = property(lambda self: self._args.process_index, doc="Rank of this process.")
-    local_process_index = property(lambda self: self._args.local_process_index, doc="Rank of this process on its node.")
-    is_main_process = property(lambda self: self._args.process_index == 0, doc="Whether this is rank 0.")
-    is_local_main_process = property(lambda self: self._args.local_process_index == 0, doc="First one of its node.")
+    device = DelegatedAttribute("_args")
+    process_index = DelegatedAttribute("_args")
+    local_process_index = DelegatedAttribute("_args")
+    num_processes = property(lambda self: self._args.world_size)
+    is_main_process = property(lambda self: self.process_index == 0)
+    is_local_main_process = property(lambda self: self.local_process_index == 0)
     # accelerate's member if accelerate is loaded.
     distributed_type = property(lambda self: distributed_type(self._args))
 
@@ -193,15 +183,13 @@ class AcceleratorFacade:
     def gradient_accumulation_steps(self, value: int) -> None:
         self.gradient_state.plugin_kwargs["num_steps"] = value
 
-    @property
-    def mixed_precision(self) -> str:
-        return self._args.mixed_precision
+    mixed_precision = DelegatedAttribute("_args")
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         # A training sets its scaler before the first step.
         if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
-            self._scaler = _create_scaler(self._args)
+            self._scaler = torch.amp.GradScaler(self.device.type)
         return self._scaler
 
     @property
@@ -309,7 +297,8 @@ class AcceleratorFacade:
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
         args = self._args
-        if has_deepspeed(args) and not evaluation_mode:
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if has_deepspeed(args) and trains and not evaluation_mode:
             _refuse_second_engine(model)
         if getattr(model, "_is_accelerate_prepared", False):
             return model
@@ -319,7 +308,6 @@ class AcceleratorFacade:
         if device_placement is not False:
             move_model(model, args.device)
         prepared: Any = model
-        trains = any(parameter.requires_grad for parameter in model.parameters())
         if collectives.get_world_size() > 1 and trains and not evaluation_mode:
             prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
         keywords = get_compile_keywords(args)
@@ -393,18 +381,13 @@ class AcceleratorFacade:
 
     # ---- State and settings ------------------------------------------------------------------------------------------
 
-    @property
-    def deepspeed_plugin(self) -> Any:
-        return self._args.deepspeed_plugin
+    deepspeed_plugin = DelegatedAttribute("_args")
+    parallelism_config = property(lambda self: build_parallelism_config(self._args))
 
     @property
     def is_fsdp2(self) -> bool:
         plan = get_sharding_plan(self._args)
-        return plan is not None and plan.version == 2 and self._args.world_size > 1
-
-    @property
-    def parallelism_config(self) -> Any:
-        return build_parallelism_config(self._args)
+        return plan is not None and plan.version == 2 and self.num_processes > 1
 
     @property
     def state(self) -> Any:
@@ -423,30 +406,18 @@ class AcceleratorFacade:
             return getattr(state, name)
         if name in WITHOUT_EFFECT:
             return lambda *args, **kwargs: _log_once(WITHOUT_EFFECT[name])
-        if name in REFUSED:
-            raise AttributeError(f"trainer.accelerator does not offer {name}: {REFUSED[name]}.")
         raise AttributeError(
             f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and has what Trainers use of "
-            "accelerate's Accelerator. Use trainer.lightning_trainer (its strategy), or torch, instead."
+            "accelerate's Accelerator. Use the Trainer's own method (save_model, train(resume_from_checkpoint=...)), "
+            "an argument (report_to, lightning={...}), trainer.lightning_trainer or torch instead."
         )
 
 
 _log_once = functools.cache(logger.warning)
 
 
-def _create_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
-    plan = get_sharding_plan(args)
-    if plan is None or plan.version > 1:
-        return torch.amp.GradScaler(args.device.type)
-    # Gradients of FSDP version 1 are shards.
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    return ShardedGradScaler(args.device.type)
-
-
 def _refuse_second_engine(model: nn.Module) -> None:
-    is_engine = type(model).__module__.partition(".")[0] == "deepspeed"
-    if not is_engine and any(parameter.requires_grad for parameter in model.parameters()):
+    if type(model).__module__.partition(".")[0] != "deepspeed":
         raise NotImplementedError(
             f"accelerator.prepare({type(model).__name__}): DeepSpeed's engine holds the Trainer's model, and another "
             "one that is trained needs another engine: make it by deepspeed.initialize(model=..., "
