@@ -78,8 +78,9 @@ class PrefetchLoader(DataLoader):
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
-    # Rows skipped by a resume with another batch size.
+    # Rows skipped by a resume with another batch size, and the dataset that skips them.
     rows_skipped = 0
+    _dataset_read: Any = None
     # None leaves batches on the host.
     destination: torch.device | None = None
     blocking_copies = True
@@ -135,7 +136,7 @@ class PrefetchLoader(DataLoader):
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
-            return self.dataset.incomplete_global_batch_size()
+            return (self._dataset_read or self.dataset).incomplete_global_batch_size()
         if (groups := find_length_groups(self)) is not None:
             return groups.last_global_batch_size
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
@@ -215,6 +216,7 @@ class PrefetchLoader(DataLoader):
         return iter(())
 
     def _make_torch_iterator(self) -> Iterator[Any]:
+        self._dataset_read = self.dataset
         batches: Any = super().__iter__()
         if self._should_check_pinned:
             # Checked before torch's iterator pins the batch itself.
