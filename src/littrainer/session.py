@@ -19,7 +19,7 @@ from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import notify_of_failure
 from littrainer.checkpoint.distributed_resume import (
     AUTO,
-    READ_BY,
+    FILES_READ_BY_METHOD,
     choose_checkpoint,
     find_restart_checkpoint,
     get_required_files,
@@ -403,7 +403,7 @@ def _train_from(
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
             # The constructor does not move a model that evaluations cast.
             trainer._move_model_to_device(trainer.model, args.device)
-        readers = get_required_files(trainer._find_overrides(*READ_BY))
+        readers = get_required_files(trainer._find_overrides(*FILES_READ_BY_METHOD))
         checkpoint = choose_checkpoint(resume_from_checkpoint, args, readers)
         with trainer.update_guard, trainer.session.memory.measure("train"), prepare_model_for_training(trainer):
             if checkpoint is not None:
@@ -442,7 +442,7 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
     source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
-    checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*READ_BY)))
+    checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*FILES_READ_BY_METHOD)))
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Clear the state of a skipped step.

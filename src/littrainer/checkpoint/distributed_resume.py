@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
 # Overridable method of the Trainer -> files that it reads.
-READ_BY = {
+FILES_READ_BY_METHOD = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
@@ -179,7 +179,7 @@ def _problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -
 
 
 def get_required_files(overridden: Collection[str]) -> tuple[str, ...]:
-    optional = {name for method in overridden for name in READ_BY[method]}
+    optional = {name for method in overridden for name in FILES_READ_BY_METHOD[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in optional)
 
 

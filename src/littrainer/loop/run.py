@@ -81,7 +81,7 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.should_end_epoch,
-            left_out=self.step.health.skipped_windows,
+            skipped_windows=self.step.health.skipped_windows,
             is_length_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
         self.windows.enter_section = self.step.speed.enter
