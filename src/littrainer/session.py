@@ -442,7 +442,9 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
     source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
-    checkpoint = choose_checkpoint(source, trainer.args, get_required_files(trainer._find_overrides(*FILES_READ_BY_METHOD)))
+    checkpoint = choose_checkpoint(
+        source, trainer.args, get_required_files(trainer._find_overrides(*FILES_READ_BY_METHOD))
+    )
     assert checkpoint is not None
     if trainer.accelerator.scaler is not None:
         # Clear the state of a skipped step.

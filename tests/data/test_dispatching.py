@@ -129,17 +129,6 @@ def test_a_part_does_not_share_storage_with_its_batch(monkeypatch: pytest.Monkey
     assert part.untyped_storage().nbytes() == 50 * 8 * 4
 
 
-def test_a_custom_function_cuts_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def cut(batch: torch.Tensor, rows: slice, process_index: int, num_processes: int) -> torch.Tensor:
-        calls.append((process_index, num_processes))
-        return batch[process_index::num_processes]
-
-    parts = Reader(monkeypatch, ShardSpec(0, 2), cut=cut).parts([torch.arange(2), torch.arange(2, 4)])
-    assert [part.tolist() for part in parts[0]] == [[0, 2], [1, 3]] and calls == [(0, 2), (1, 2)]
-
-
 def test_a_reading_error_is_raised_in_all_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

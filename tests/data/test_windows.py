@@ -73,7 +73,7 @@ def test_an_epoch_that_resumes_within_a_window_closes_it_first() -> None:
         return list(islice(batches, number)), 1
 
     loader = windows_over("abcdefgh", 3, 8, draw_window=draw_window)
-    loader.progress.resume_at(DataPosition(0, 1), lambda: None)
+    loader.progress.resume_at(DataPosition(0, 1))
     assert describe_windows(list(loader)) == "[][.][]" and numbers == [2, 3, 2]
 
 

@@ -224,7 +224,8 @@ def test_windows_close_where_lightning_steps_with_a_changing_accumulation() -> N
     module = CountingModule()
     fit(module, numbers_module(Numbers(ROWS)), max_epochs=2, limit_train_batches=5, callbacks=[schedule])
     windows = [
-        (batch.position, batch.window_size, batch.is_last_of_step, batch.num_items_in_window) for batch in module.windows
+        (batch.position, batch.window_size, batch.is_last_of_step, batch.num_items_in_window)
+        for batch in module.windows
     ]
     two, three = [(0, 2, False, 8), (1, 2, True, 8)], [(0, 3, False, 12), (1, 3, False, 12), (2, 3, True, 12)]
     assert windows == [*two, *two, (0, 1, True, 4), *three, *two]

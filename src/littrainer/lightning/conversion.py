@@ -94,7 +94,10 @@ def checkpoint_to_lightning(
     module = TransformersModule(str(source) if model is None else model, args)
     plugin = TransformersCheckpointIO(module, accumulate_grad_batches=accumulate_grad_batches)
     checkpoint = plugin.load_checkpoint(source)
-    checkpoint[MODULE_METADATA_KEY] = {**checkpoint.get(MODULE_METADATA_KEY, {}), **checkpoint_metadata(module.model, module.args)}
+    checkpoint[MODULE_METADATA_KEY] = {
+        **checkpoint.get(MODULE_METADATA_KEY, {}),
+        **checkpoint_metadata(module.model, module.args),
+    }
     checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = get_displayed_hyper_parameters(
         TransformersModule, module.args, None
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -79,16 +79,14 @@ def check_can_try(trainer: TrialContext, method: str) -> None:
 
 
 @contextlib.contextmanager
-def restore_trainer_after(
-    trainer: TrialContext, callbacks: Iterable[Any] = (), with_model: bool = True
-) -> Iterator[None]:
-    """Restore the Trainer, and attributes of callbacks, after a block of trial steps.
+def restore_trainer_after(trainer: TrialContext, with_model: bool = True) -> Iterator[None]:
+    """Restore the Trainer after a block of trial steps.
 
     Trial steps run on no copy, since callbacks may refer to the Trainer. Without `with_model` model and optimizer are
     not restored.
     """
     model = trainer.model
-    parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator, *callbacks]
+    parts = [trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator]
     with contextlib.ExitStack() as stack:
         stack.callback(set_rng_states, get_rng_states(gpu=trainer.args.device.type == "cuda"))
         if with_model:

@@ -178,7 +178,7 @@ class TrainingRun:
         # The order of an epoch depends on the checkpoint's generators.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
-        restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
+        restore = None if self._restores_before_epoch else self._restore_random_states
         self.windows.progress.resume_at(position, restore)
 
     @property

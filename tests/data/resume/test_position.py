@@ -31,14 +31,14 @@ def test_a_generator_that_only_some_batches_use_is_resumed() -> None:
     expected = list(batches)
 
     resumed = DataProgress()
-    resumed.resume_at(DataPosition(0, 9, data=state), lambda: None)
+    resumed.resume_at(DataPosition(0, 9, data=state))
     assert list(resumed.batches(loader())) == expected
 
 
 def resume_progress(loader: Any, batches: int) -> DataProgress:
     """Return the progress of a training that resumes after some batches."""
     progress = DataProgress(loader)
-    progress.resume_at(DataPosition(0, batches), lambda: None)
+    progress.resume_at(DataPosition(0, batches))
     return progress
 
 
@@ -145,7 +145,7 @@ def make_shared_stream_loader(**workers: Any) -> PrefetchLoader:
 def test_the_last_batch_after_skipped_rows_has_the_remaining_rows(loader: PrefetchLoader) -> None:
     change = {"rows": [3], "batches": 0, "window": 0, "share": 0.3}
     progress = DataProgress(loader)
-    progress.resume_at(DataPosition(0, 0, data={"layout_change": change}), lambda: None)
+    progress.resume_at(DataPosition(0, 0, data={"layout_change": change}))
     assert len(list(progress.batches(loader))) == 2 and loader.remainder == 3
     assert len(list(loader)) == 3 and loader.remainder == 2
 

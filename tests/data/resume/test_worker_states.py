@@ -33,5 +33,5 @@ def set_noise(worker: int) -> None:
 def test_worker_init_fn_can_change_the_dataset_of_a_resumed_worker(states: Any) -> None:
     loader = PrefetchLoader(Noisy(6), 1, collate_fn=list, num_workers=2, worker_init_fn=set_noise)
     progress = DataProgress(loader)
-    progress.resume_at(DataPosition(0, 3, data={"num_workers": 2, "workers": states}), lambda: None)
+    progress.resume_at(DataPosition(0, 3, data={"num_workers": 2, "workers": states}))
     assert list(progress.batches(loader)) == list(loader)[3:] == [[203], [104], [205]]
