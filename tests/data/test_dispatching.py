@@ -12,22 +12,18 @@ from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.state import AcceleratorState, GradientState
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
 from littrainer.data.dispatching import NO_BATCH, UNREAD_BATCH, Dispatch
 from littrainer.data.sharding import ShardSpec
 from littrainer.distributed.failures import FailedElsewhere
+from tests.scenarios.data import Stream
 
 
-class Numbers(IterableDataset[dict[str, torch.Tensor]]):
-    def __init__(self, count: int):
-        self.count = count
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for number in range(self.count):
-            yield {"n": torch.tensor(number)}
+def make_numbers(count: int) -> Stream:
+    return Stream([{"n": torch.tensor(number)} for number in range(count)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +46,12 @@ def get_accelerate_parts(count: int, size: int, shard: ShardSpec, drop_last: boo
         return [batch["n"][number * length : (number + 1) * length].tolist() for number in range(num_processes)]
 
     loader: Any = DataLoaderDispatcher(
-        Numbers(count), shard.split_batches, slice_fn=cut, _drop_last=drop_last, batch_size=size, drop_last=drop_last
+        make_numbers(count),
+        shard.split_batches,
+        slice_fn=cut,
+        _drop_last=drop_last,
+        batch_size=size,
+        drop_last=drop_last,
     )
     loader.state = SimpleNamespace(process_index=0, num_processes=shard.count, device=torch.device("cpu"))
     return list(loader)
@@ -89,7 +90,7 @@ def test_each_process_receives_the_part_that_accelerate_sends(
 ) -> None:
     shard = ShardSpec(0, processes, split_batches=split)
     size = size * processes if split else size
-    batches = list(DataLoader(Numbers(count), batch_size=size, drop_last=drop_last))
+    batches = list(DataLoader(make_numbers(count), batch_size=size, drop_last=drop_last))
     with pytest.MonkeyPatch.context() as patch:
         reader = Reader(patch, shard, drop_last)
         parts = list_numbers(reader.parts(batches))

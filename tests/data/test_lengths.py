@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import pytest
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 
 from littrainer.data.samplers import compute_sample_lengths, make_train_sampler
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.models import tiny_gpt2
-from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import quiet_arguments
 
 SAMPLES = [[0] * length for length in (3, 50, 7, 0, 12, 1, 30, 29, 8, 8, 8, 40, 2, 19, 5, 6, 11, 13, 4, 22)]
 
@@ -34,12 +31,8 @@ def load_from_disk(folder: Path) -> Any:
 TABLES: dict[str, Callable[[Path], Any]] = {
     "as it is": lambda _: table(),
     "from disk, shuffled": load_from_disk,
-    "rows selected, some twice": lambda _: table().select([7, 1, 1, 18, 0]),
-    "concatenated with shuffled ones": lambda _: datasets.concatenate_datasets([table().shuffle(seed=4), table()]),
     "large lists": lambda _: table(kind=pa.large_list(pa.int32())),
     "lists of one length": lambda _: table([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)).select([2, 0]),
-    "lists of lists": lambda _: table([[[1, 2], [3]], [], [[4]]], pa.list_(pa.list_(pa.int64()))),
-    "lists of texts": lambda _: table([["a"], ["b", "c"]], pa.list_(pa.string())),
     "NumPy's arrays": lambda _: table().shuffle(seed=5).with_format("numpy"),
     "tensors of one column": lambda _: table().with_format("torch", columns=["input_ids"]),
     "a column that the format leaves out": lambda _: table().with_format(
@@ -102,29 +95,15 @@ def test_samples_that_cannot_be_measured_raise_the_error_of_reading(
         compute_sample_lengths(dataset)
 
 
-@pytest.mark.parametrize("name", ["as it is", "from disk, shuffled", "NumPy's arrays"])
-def test_a_length_column_is_read_in_a_single_call(tmp_path: Path, rows_decoded: list[int], name: str) -> None:
-    dataset = TABLES[name](tmp_path)
-    args = quiet_arguments(tmp_path, train_sampling_strategy="group_by_length")
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
+@pytest.mark.parametrize("column", ["length", "weight"])
+def test_the_named_column_of_lengths_is_read_in_a_single_call(
+    tmp_path: Path, rows_decoded: list[int], strategy: str, column: str
+) -> None:
+    dataset = load_from_disk(tmp_path).rename_column("length", column)
+    args = quiet_arguments(tmp_path, train_sampling_strategy=strategy, length_column_name=column)
     rows_decoded.clear()
     lengths = make_train_sampler(args, dataset, None).lengths  # type: ignore[attr-defined]
     assert rows_decoded == [len(dataset)]
     assert all(type(length) is int for length in lengths)
-    assert lengths == [int(row["length"]) for row in dataset]
-
-
-def test_grouping_by_length_decodes_only_trained_rows(tmp_path: Path, rows_decoded: list[int]) -> None:
-    ids = [[5] * (3 + number % 4) for number in range(16)]
-    data = datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}).shuffle(seed=2)
-    trainer = quiet_trainer(
-        *(tmp_path, tiny_gpt2()),
-        trainer_kwargs={"train_dataset": data, "eval_dataset": data, "data_collator": pad_tokens},
-        train_sampling_strategy="group_by_length",
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=3,
-        num_train_epochs=2,
-        eval_strategy="epoch",
-    )
-    trainer.train()
-    # Two epochs of 16 training rows by fours and 16 evaluation rows by threes.
-    assert Counter(rows_decoded) == {4: 2 * 4, 3: 2 * 5, 1: 2 * 1}
+    assert lengths == [int(row[column]) for row in dataset]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from littrainer.data.loaders import build_loader
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS
@@ -22,44 +19,35 @@ Loader = Any
 
 
 class Observed:
-    """Samples with the process that read them and its random draws.
+    """Samples with the process that read them.
 
     Parameters:
         is_slow: reading sample 0 waits for the last sample, which is in the other worker's second batch.
     """
 
-    def __init__(self, count: int = 10, is_slow: bool = False) -> None:
-        self.count = count
+    def __init__(self, is_slow: bool) -> None:
         self.last_is_read = multiprocessing.Event() if is_slow else None
 
     def __len__(self) -> int:
-        return self.count
+        return 10
 
-    def __getitem__(self, index: int) -> tuple[int, int, tuple[float, ...]]:
-        if self.last_is_read is not None and index == self.count - 1:
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if self.last_is_read is not None and index == 9:
             self.last_is_read.set()
         if self.last_is_read is not None and index == 0:
             assert self.last_is_read.wait(MAX_WAIT_SECONDS)
             # Lets the other worker's first batch arrive before.
             time.sleep(0.2)
-        return index, os.getpid(), (torch.rand(()).item(), random.random(), float(np.random.random()))
+        return index, os.getpid()
 
 
-def loader_for(
-    folder: Path, dataset: Any = None, is_training: bool = True, sampler: Any = None, **changes: Any
-) -> Loader:
-    return build_loader(
-        quiet_arguments(folder, **changes),
-        Observed() if dataset is None else dataset,
-        collate=list,
-        batch_size=3,
-        sampler=sampler,
-        is_training=is_training,
-    )
+def make_loader(folder: Path, is_slow: bool, **changes: Any) -> Loader:
+    args, data = quiet_arguments(folder, **changes), Observed(is_slow)
+    return build_loader(args, data, collate=list, batch_size=3, sampler=None, is_training=True)
 
 
 def processes(loader: Loader) -> frozenset[int]:
-    return frozenset(pid for batch in loader for _, pid, _ in batch)
+    return frozenset(pid for batch in loader for _, pid in batch)
 
 
 def has_persistent_workers(loader: Loader) -> bool:
@@ -84,7 +72,7 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]
 def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name: str) -> None:
     value, settings, observe, without, with_value = EFFECTS[name]
     observed = [
-        observe(loader_for(tmp_path, Observed(is_slow=name == "dataloader_in_order"), **settings, **changes))
+        observe(make_loader(tmp_path, name == "dataloader_in_order", **settings, **changes))
         for changes in ({}, {name: value})
     ]
     assert observed == [without, with_value]

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
@@ -86,14 +87,6 @@ SAMPLES = Rows(language_rows(20))
 TOKENS = [len(row["input_ids"]) for row in language_rows(20)]
 
 
-def table(**columns: list[Any]) -> Any:
-    import datasets
-
-    return datasets.Dataset.from_list(
-        [{**row, **{name: values[n] for name, values in columns.items()}} for n, row in enumerate(language_rows(20))]
-    )
-
-
 @pytest.mark.parametrize(
     ("strategy", "training", "evaluation"),
     [
@@ -111,16 +104,6 @@ def test_a_strategy_chooses_the_samplers_of_training_and_evaluation(
     assert type(make_evaluation_sampler(args, SAMPLES, None)) is evaluation
 
 
-@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
-@pytest.mark.parametrize(("column", "expected"), [("length", list(range(20))), ("weight", list(range(20, 0, -1)))])
-def test_lengths_are_read_from_the_named_column_of_a_table(
-    tmp_path: Path, strategy: str, column: str, expected: list[int]
-) -> None:
-    dataset = table(length=list(range(20)), weight=list(range(20, 0, -1)))
-    args = quiet_arguments(tmp_path, train_sampling_strategy=strategy, length_column_name=column)
-    assert make_train_sampler(args, dataset, None).lengths == expected  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("stream", [Stream, SizedStream])
 def test_a_length_strategy_without_effect_on_a_stream_is_warned_about(
     tmp_path: Path, stream: Any, caplog: pytest.LogCaptureFixture
@@ -135,12 +118,13 @@ def test_a_length_strategy_without_effect_on_a_stream_is_warned_about(
 
 def test_a_dropped_length_column_is_warned_about_and_a_kept_column_is_read(tmp_path: Path) -> None:
     lengths = list(range(20))
+    dataset = datasets.Dataset.from_list([{**row, "length": number} for number, row in enumerate(language_rows(20))])
 
     def order(**changes: Any) -> list[int]:
         trainer = quiet_trainer(
             tmp_path,
             model=tiny_gpt2(),
-            trainer_kwargs={"train_dataset": table(length=lengths), "data_collator": pad_tokens},
+            trainer_kwargs={"train_dataset": dataset, "data_collator": pad_tokens},
             train_sampling_strategy="group_by_length",
             **changes,
         )
