@@ -127,49 +127,46 @@ def run_data(folder: Path) -> dict[str, Any]:
 # ---- Sharded models --------------------------------------------------------------------------------------------------
 
 
-class LossRecorder(pl.Callback):
-    """A callback that records the logged loss after each micro-batch."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
-
-
 def train(folder: Path, name: str) -> dict[str, Any]:
     """Train with windows of two micro-batches, and export the model."""
     set_seed(0)
     processes = 1 if name == "tensor parallel" else PROCESSES
-    recorder = LossRecorder()
+    losses: list[float] = []
+
+    class LossRecorder(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
+
     # Processes draw different weights; those of rank 0 count.
     module = TransformersModule(
         lambda: (set_seed(RANK), tiny_llama(num_key_value_heads=2))[1],
         {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.5, "weight_decay": 0.1},
     )
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [recorder]}
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [LossRecorder()]}
     trainer = lightning_trainer(name, max_epochs=1, **settings)
     trainer.fit(module, loader_in_order(Rows(language_rows(24)), 4 * PROCESSES // processes, processes))
     split = {type(parameter).__name__ for parameter in module.model.parameters()}
     module.export_pretrained(folder / name)
     trainer.save_checkpoint(folder / f"{name}.ckpt")
     state = get_full_state_dict(module.model)
-    return {"losses": recorder.losses, "split": split, "weights": {key: value.clone() for key, value in state.items()}}
+    return {"losses": losses, "split": split, "weights": {key: value.clone() for key, value in state.items()}}
 
 
 def exact() -> dict[str, Any]:
     """Return losses and weights of a model that ignores the number of labels."""
-    recorder = LossRecorder()
+    losses: list[float] = []
+
+    class LossRecorder(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, index: int) -> None:
+            losses.extend([trainer.callback_metrics["train_loss"].item()] if index % 2 else [])
+
     arguments = {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0, "loss_normalization": "exact"}
     set_seed(0)
     module = TransformersModule(TAGGER(), arguments)
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [recorder]}
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "log_every_n_steps": 1, "callbacks": [LossRecorder()]}
     # A step has eight consecutive rows.
     lightning_trainer(max_epochs=1, **settings).fit(module, loader_in_order(Rows(tag_rows(24)), 2))
-    return {
-        "losses": recorder.losses[1::2],
-        "weights": [weight.detach().clone() for weight in module.model.parameters()],
-    }
+    return {"losses": losses, "weights": [weight.detach().clone() for weight in module.model.parameters()]}
 
 
 def formats_in_half_precision() -> list[torch.dtype]:
