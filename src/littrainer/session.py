@@ -19,7 +19,7 @@ from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import notify_of_failure
 from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.checkpoint.manager import AUTO, READ_BY, CheckpointManager, find_restart_checkpoint
+from littrainer.checkpoint.manager import AUTO, FILES_READ_BY_METHOD, CheckpointManager, find_restart_checkpoint
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_record import describe_run, write_run_record
 from littrainer.data.limits import check_order_is_fixed, is_overfit_run
@@ -347,7 +347,7 @@ def _train_from(
             _resume_batch_size(trainer, Path(folder))
 
         with trainer.update_guard, trainer.session.memory.measure("train"), prepare_model_for_training(trainer):
-            overridden = trainer._find_overrides(*READ_BY)
+            overridden = trainer._find_overrides(*FILES_READ_BY_METHOD)
             checkpoint = trainer.session.checkpoints.restore(resume_from_checkpoint, args, overridden, load_model)
             first_optimizers = trainer.optimizer, trainer.lr_scheduler
             while True:
@@ -388,7 +388,7 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     session.tracked.take(trainer.args.device)
     trainer.optimizer, trainer.lr_scheduler = first_optimizers
     drop_training_objects(trainer)
-    overridden = trainer._find_overrides(*READ_BY)
+    overridden = trainer._find_overrides(*FILES_READ_BY_METHOD)
     checkpoint = session.checkpoints.restore(source, trainer.args, overridden, trainer._load_from_checkpoint)
     assert checkpoint is not None
     return checkpoint

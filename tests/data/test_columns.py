@@ -51,10 +51,12 @@ def stacking_collator(rows: list[dict[str, Any]]) -> Any:
     return default_collate([{**row, "x": torch.as_tensor(row["x"])} for row in rows])
 
 
-CALLS: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda trainer: trainer.train(), "training set"),
-    (lambda trainer: trainer.evaluate(), "evaluation set"),
-    (lambda trainer: trainer.predict(trainer.eval_dataset), "test set"),
+# Form of the data, workers, call of the Trainer, and data named in the note.
+CALLS: list[tuple[str, int, Callable[[Any], Any], str]] = [
+    *((form, 0, lambda trainer: trainer.train(), "training set") for form in FORMS),
+    *(("rows", workers, lambda trainer: trainer.evaluate(), "evaluation set") for workers in (0, 1)),
+    ("datasets", 1, lambda trainer: trainer.evaluate(), "evaluation set"),
+    ("rows", 0, lambda trainer: trainer.predict(trainer.eval_dataset), "test set"),
 ]
 
 
@@ -70,34 +72,18 @@ def find_column_notes(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", []) if "remove_unused_columns" in note]
 
 
-def assert_explained(error: BaseException, missing: str, location: str) -> None:
-    (note,) = find_column_notes(error)
-    assert f"remove_unused_columns has left {missing!r} out of the {location}: " in note
+@pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
+@pytest.mark.parametrize(("form", "workers", "call", "location"), CALLS)
+def test_a_missing_dropped_column_is_explained(
+    tmp_path: Path, kind: type[Trainer], collator: Any, form: str, workers: int, call: Any, location: str
+) -> None:
+    with pytest.raises(KeyError) as caught:
+        call(make_trainer(tmp_path, FORMS[form](), kind, collator, dataloader_num_workers=workers))
+    assert workers or caught.value.args == ("weight",)
+    (note,) = find_column_notes(caught.value)
+    assert f"remove_unused_columns has left 'weight' out of the {location}: " in note
     assert "VectorClassifier.forward takes x, labels, label, label_ids, and the other" in note
     assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
-
-
-@pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
-@pytest.mark.parametrize(
-    ("form", "call", "location"), [(form, *CALLS[0]) for form in FORMS] + [("rows", *call) for call in CALLS]
-)
-def test_a_missing_dropped_column_is_explained(
-    tmp_path: Path, kind: type[Trainer], collator: Any, form: str, call: Callable[[Trainer], Any], location: str
-) -> None:
-    with pytest.raises(KeyError) as caught:
-        call(make_trainer(tmp_path, FORMS[form](), kind, collator))
-    assert caught.value.args == ("weight",)
-    assert_explained(caught.value, "weight", location)
-
-
-@pytest.mark.parametrize("form", ["rows", "datasets"])
-@pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
-def test_columns_dropped_in_workers_are_explained(
-    tmp_path: Path, form: str, kind: type[Trainer], collator: Any
-) -> None:
-    with pytest.raises(KeyError) as caught:
-        make_trainer(tmp_path, FORMS[form](), kind, collator, dataloader_num_workers=1).evaluate()
-    assert_explained(caught.value, "weight", "evaluation set")
 
 
 def test_an_argument_behind_kwargs_that_was_dropped_is_explained(tmp_path: Path) -> None:

@@ -12,22 +12,18 @@ from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.state import AcceleratorState, GradientState
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
 from littrainer.data.dispatching import NO_BATCH, UNREAD_BATCH, Dispatch
 from littrainer.data.sharding import ShardSpec
 from littrainer.distributed.failures import PeerFailedError
+from tests.scenarios.data import Stream
 
 
-class Numbers(IterableDataset[dict[str, torch.Tensor]]):
-    def __init__(self, count: int):
-        self.count = count
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for number in range(self.count):
-            yield {"n": torch.tensor(number)}
+def make_numbers(count: int) -> Stream:
+    return Stream([{"n": torch.tensor(number)} for number in range(count)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +46,12 @@ def get_accelerate_parts(count: int, size: int, shard: ShardSpec, drop_last: boo
         return [batch["n"][number * length : (number + 1) * length].tolist() for number in range(num_processes)]
 
     loader: Any = DataLoaderDispatcher(
-        Numbers(count), shard.split_batches, slice_fn=cut, _drop_last=drop_last, batch_size=size, drop_last=drop_last
+        make_numbers(count),
+        shard.split_batches,
+        slice_fn=cut,
+        _drop_last=drop_last,
+        batch_size=size,
+        drop_last=drop_last,
     )
     loader.state = SimpleNamespace(process_index=0, num_processes=shard.count, device=torch.device("cpu"))
     return list(loader)
@@ -89,7 +90,7 @@ def test_each_process_receives_the_part_that_accelerate_sends(
 ) -> None:
     shard = ShardSpec(0, processes, split_batches=split)
     size = size * processes if split else size
-    batches = list(DataLoader(Numbers(count), batch_size=size, drop_last=drop_last))
+    batches = list(DataLoader(make_numbers(count), batch_size=size, drop_last=drop_last))
     with pytest.MonkeyPatch.context() as patch:
         reader = Reader(patch, shard, drop_last)
         parts = list_numbers(reader.parts(batches))
@@ -127,17 +128,6 @@ def test_a_part_does_not_share_storage_with_its_batch(monkeypatch: pytest.Monkey
     reader = Reader(monkeypatch, ShardSpec(0, 2, split_batches=True))
     part = reader.parts([torch.zeros(100, 8)])[0][1]
     assert part.untyped_storage().nbytes() == 50 * 8 * 4
-
-
-def test_a_custom_function_cuts_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def cut(batch: torch.Tensor, rows: slice, process_index: int, num_processes: int) -> torch.Tensor:
-        calls.append((process_index, num_processes))
-        return batch[process_index::num_processes]
-
-    parts = Reader(monkeypatch, ShardSpec(0, 2), cut=cut).parts([torch.arange(2), torch.arange(2, 4)])
-    assert [part.tolist() for part in parts[0]] == [[0, 2], [1, 3]] and calls == [(0, 2), (1, 2)]
 
 
 def test_a_reading_error_is_raised_in_all_processes(

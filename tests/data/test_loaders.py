@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
 from collections import UserDict, namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +17,11 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.data import loaders
-from littrainer.data.loaders import (
-    PrefetchLoader,
-    move_batch,
-    prepare_loader,
-)
+from littrainer.data.loaders import PrefetchLoader, build_loader, move_batch, prepare_loader
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import ShardSpec
 from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.other_processes import MAX_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
@@ -237,3 +238,66 @@ def test_all_loaders_of_a_trainer_move_batches_to_its_device(tmp_path: Path, mon
     # `_prepare_inputs` moves these batches.
     prepared = trainer.accelerator.prepare(CustomLoader(Rows(vector_rows(4)), 2))
     assert type(prepared) is CustomLoader and next(iter(prepared))["x"].device.type == "cpu"
+
+
+# ---- Arguments dataloader_* ------------------------------------------------------------------------------------------
+
+
+class Observed:
+    """Samples with the process that read them.
+
+    Parameters:
+        is_slow: reading sample 0 waits for the last sample, which is in the other worker's second batch.
+    """
+
+    def __init__(self, is_slow: bool) -> None:
+        self.last_is_read = multiprocessing.Event() if is_slow else None
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if self.last_is_read is not None and index == 9:
+            self.last_is_read.set()
+        if self.last_is_read is not None and index == 0:
+            assert self.last_is_read.wait(MAX_WAIT_SECONDS)
+            # Lets the other worker's first batch arrive before.
+            time.sleep(0.2)
+        return index, os.getpid()
+
+
+def make_loader(folder: Path, is_slow: bool, **changes: Any) -> Any:
+    args, data = quiet_arguments(folder, **changes), Observed(is_slow)
+    return build_loader(args, data, collate=list, batch_size=3, sampler=None, is_training=True)
+
+
+def processes(loader: Any) -> frozenset[int]:
+    return frozenset(pid for batch in loader for _, pid in batch)
+
+
+def has_persistent_workers(loader: Any) -> bool:
+    return processes(loader) == processes(loader)
+
+
+def is_in_order(loader: Any) -> bool:
+    return next(iter(loader))[0][0] == 0
+
+
+TWO_WORKERS = {"dataloader_num_workers": 2}
+
+EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Any], Any, Any]] = {
+    "dataloader_num_workers": (2, {}, lambda loader: len(processes(loader) - {os.getpid()}), 0, 2),
+    "dataloader_persistent_workers": (True, TWO_WORKERS, has_persistent_workers, False, True),
+    "dataloader_in_order": (False, TWO_WORKERS, is_in_order, True, False),
+}
+"""Argument -> value, further settings, observation, and its result without and with the value."""
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name: str) -> None:
+    value, settings, observe, without, with_value = EFFECTS[name]
+    observed = [
+        observe(make_loader(tmp_path, name == "dataloader_in_order", **settings, **changes))
+        for changes in ({}, {name: value})
+    ]
+    assert observed == [without, with_value]

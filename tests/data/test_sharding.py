@@ -105,9 +105,7 @@ def test_a_stream_counts_its_last_samples_without_padding() -> None:
         list(stream)
         assert stream.last_global_batch_size == expected
         assert stream.incomplete_global_batch_size() == expected % 4
-
-
-def test_the_length_of_a_stream_gives_the_last_samples_if_workers_read_it() -> None:
+    # Workers read copies.
     assert SharedStream(Counting(10), 2, ShardSpec(1, 2)).incomplete_global_batch_size() == 2
     assert SharedStream(Counting(10), 2, ShardSpec(1, 2), drop_last=True).incomplete_global_batch_size() == -1
     assert SharedStream(iter(range(10)), 2, ShardSpec(1, 2)).incomplete_global_batch_size() == -1

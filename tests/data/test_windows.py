@@ -31,7 +31,7 @@ def windows_over(loader: Any, accumulation: int, length: int, **keywords: Any) -
 def describe_windows(micro_batches: list[MicroBatch]) -> str:
     """Return a letter for each micro-batch: [ opens its window, ] closes it, | does both, . neither."""
     letters = {(True, False): "[", (False, True): "]", (True, True): "|", (False, False): "."}
-    return "".join(letters[batch.opens_window, batch.closes_window] for batch in micro_batches)
+    return "".join(letters[batch.is_first_of_step, batch.is_last_of_step] for batch in micro_batches)
 
 
 def test_a_window_is_drawn_before_its_first_micro_batch_is_yielded() -> None:
@@ -73,7 +73,7 @@ def test_an_epoch_that_resumes_within_a_window_closes_it_first() -> None:
         return list(islice(batches, number)), 1
 
     loader = windows_over("abcdefgh", 3, 8, draw_window=draw_window)
-    loader.progress.resume_at(DataPosition(0, 1), lambda: None)
+    loader.progress.resume_at(DataPosition(0, 1))
     assert describe_windows(list(loader)) == "[][.][]" and numbers == [2, 3, 2]
 
 

@@ -52,26 +52,6 @@ class Signalled(Rows):
         return super().__getitem__(index)
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "forked": {},
-    "persistent": {"dataloader_persistent_workers": True},
-    "evaluating": {"eval_strategy": "steps", "eval_steps": 1},
-}
-
-
-def make_preemptible_trainer(folder: Path, data: Any, **changes: Any) -> Trainer:
-    side = "eval_dataset" if "eval_strategy" in changes else "train_dataset"
-    settings = {"max_steps": 9, "dataloader_num_workers": 2, "enable_jit_checkpoint": True, **changes}
-    return quiet_trainer(folder, trainer_kwargs={side: data}, **settings)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_workers_ignore_a_signal_on_which_the_training_saves(tmp_path: Path, mode: str) -> None:
-    trainer = make_preemptible_trainer(tmp_path, Signalled(signal.SIGTERM, at=4), **MODES[mode])
-    step = trainer.train().global_step
-    assert step < 9 and find_damage(tmp_path / f"checkpoint-{step}") == []
-
-
 class CustomLoader(DataLoader):
     """Loader of a custom class."""
 
@@ -88,11 +68,25 @@ class CustomLoaderTrainer(Trainer):
         return DataLoader(self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
 
 
-@pytest.mark.parametrize("mode", ["forked", "evaluating"])
-def test_workers_of_a_custom_loader_ignore_the_signal(tmp_path: Path, mode: str) -> None:
-    data = Signalled(signal.SIGTERM, at=4)
-    trainer = make_preemptible_trainer(tmp_path, data, kind=CustomLoaderTrainer, **MODES[mode])
-    assert trainer.train().global_step < 9
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dataloader_persistent_workers": True},
+        EVALUATING,
+        {"kind": CustomLoaderTrainer},
+        {"kind": CustomLoaderTrainer, **EVALUATING},
+    ],
+)
+def test_workers_ignore_a_signal_on_which_the_training_saves(tmp_path: Path, changes: dict[str, Any]) -> None:
+    side = "eval_dataset" if "eval_strategy" in changes else "train_dataset"
+    data = {side: Signalled(signal.SIGTERM, at=4)}
+    settings = {"max_steps": 9, "dataloader_num_workers": 2, "enable_jit_checkpoint": True, **changes}
+    step = quiet_trainer(tmp_path, trainer_kwargs=data, **settings).train().global_step
+    assert step < 9 and find_damage(tmp_path / f"checkpoint-{step}") == []
 
 
 STUCK = """
@@ -205,25 +199,26 @@ def test_an_error_of_the_dataset_names_the_samples(tmp_path: Path, workers: int)
     ]
 
 
-@pytest.mark.parametrize(("kind", "workers"), [(Trainer, 0), (Trainer, 1), (CustomLoaderTrainer, 1)])
+class WrappingLoader(DataLoader):
+    """Loader with a custom iterator."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+class WrappingTrainer(Trainer):
+    def get_train_dataloader(self) -> Any:
+        return WrappingLoader(self.train_dataset, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [(Trainer, 0), (Trainer, 1), (CustomLoaderTrainer, 1), (WrappingTrainer, 0)]
+)
 def test_stop_iteration_of_a_map_style_dataset_is_an_error(tmp_path: Path, kind: type[Trainer], workers: int) -> None:
     data = {"train_dataset": Raising(StopIteration())}
     trainer = quiet_trainer(tmp_path, kind=kind, trainer_kwargs=data, max_steps=3, dataloader_num_workers=workers)
     with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read"):
         trainer.train()
-
-
-def test_stop_iteration_is_an_error_in_a_loader_with_a_custom_iterator(tmp_path: Path) -> None:
-    class Wrapping(DataLoader):
-        def __iter__(self) -> Any:
-            yield from super().__iter__()
-
-    class WrappingTrainer(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return Wrapping(Raising(StopIteration()), batch_size=2)
-
-    with pytest.raises(RuntimeError, match="raised StopIteration while the samples 4, 5 were read"):
-        quiet_trainer(tmp_path, kind=WrappingTrainer).train()
 
 
 def test_persistent_workers_end_with_the_training(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +10,25 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
 
 from littrainer import TrainerDataModule, set_seed
 from littrainer.data.windows import MicroBatch
 from tests.lightning_users.curves import QUIET
+from tests.scenarios.data import Row, Rows, Stream
 
-Row = dict[str, Any]
 
-
-class Numbers(Dataset[Row]):
+class Numbers(Rows):
     """The numbers from 0, each in a row with an unused column."""
 
     def __init__(self, count: int):
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Row:
-        return {"x": float(index), "unused": "text"}
+        super().__init__([{"x": float(number), "unused": "text"} for number in range(count)])
 
 
-class StreamOfNumbers(IterableDataset[Row]):
+class StreamOfNumbers(Stream):
     """A stream of `Numbers` without length."""
 
     def __init__(self, count: int):
-        self.rows = Numbers(count)
-
-    def __iter__(self) -> Iterator[Row]:
-        return (self.rows[index] for index in range(self.rows.count))
+        super().__init__(Numbers(count).rows)
 
 
 def collate(rows: list[Row]) -> dict[str, Any]:

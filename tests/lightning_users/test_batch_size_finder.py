@@ -94,16 +94,3 @@ def test_fast_dev_run_does_not_change_the_size(tmp_path: Path, caplog: pytest.Lo
     model = LimitedModel(100)
     assert quiet_trainer(tmp_path, model, lightning={"fast_dev_run": True}).scale_batch_size() == 4
     assert not model.sizes and "keeps 4" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"mode": "double"}, "mode='double'.: give 'power' or 'binsearch'"),
-        ({"init_val": 0}, r"init_val=0\): give a whole number"),
-        ({"margin": 1}, "share to take off"),
-    ],
-)
-def test_invalid_parameters_are_refused(tmp_path: Path, keywords: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        quiet_trainer(tmp_path).scale_batch_size(**keywords)

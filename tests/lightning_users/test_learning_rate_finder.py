@@ -246,17 +246,20 @@ def test_gradient_checkpointing_of_a_model_of_transformers_is_restored(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("keywords", "message"),
+    ("method", "keywords", "message"),
     [
-        ({"mode": "log"}, "mode='log'.: give 'exponential' or 'linear'"),
-        ({"min_lr": 1.0, "max_lr": 0.1}, r"min_lr=1.0\): give a number above 0 and below max_lr=0.1"),
-        ({"num_training": 0}, "number of learning rates to try"),
-        ({"early_stop_threshold": 0.5}, "give None, or a number above 1"),
+        ("lr_find", {"mode": "log"}, "mode='log'.: give 'exponential' or 'linear'"),
+        ("lr_find", {"min_lr": 1.0, "max_lr": 0.1}, r"min_lr=1.0\): give a number above 0 and below max_lr=0.1"),
+        ("lr_find", {"num_training": 0}, "number of learning rates to try"),
+        ("lr_find", {"early_stop_threshold": 0.5}, "give None, or a number above 1"),
+        ("scale_batch_size", {"mode": "double"}, "mode='double'.: give 'power' or 'binsearch'"),
+        ("scale_batch_size", {"init_val": 0}, r"init_val=0\): give a whole number"),
+        ("scale_batch_size", {"margin": 1}, "share to take off"),
     ],
 )
-def test_invalid_parameters_are_refused(tmp_path: Path, keywords: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(tmp_path: Path, method: str, keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        quiet_trainer(tmp_path).lr_find(**keywords)
+        getattr(quiet_trainer(tmp_path), method)(**keywords)
 
 
 def test_a_trainer_that_could_not_be_restored_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TransformersCheckpointIO, TransformersModule, set_seed
-from littrainer.checkpoint.lightning_format import MARK
+from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY
 from littrainer.lightning.model_source import call_model_factory, resolve_model
 from tests.lightning_users.fitting import fit_module, loader, make_module
 from tests.scenarios.collators import pad_tokens
@@ -87,7 +87,7 @@ def test_a_checkpoint_describes_the_module_in_plain_values_without_token(tmp_pat
     changed = TransformersModule.load_from_checkpoint(file, args={"learning_rate": 0.5})
     assert changed.args.learning_rate == 0.5 and changed.args.weight_decay == 0
     checkpoint = torch.load(file, weights_only=True)
-    mark = checkpoint[MARK]
+    mark = checkpoint[MODULE_METADATA_KEY]
     assert mark["version"] == 1 and mark["batches_per_epoch"] == 2 and mark["max_steps"] == 1
     assert mark["hyper_parameters"]["model"]["class"] == "GPT2LMHeadModel"
     # For loggers and LightningCLI.

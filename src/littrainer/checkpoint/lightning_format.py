@@ -25,8 +25,8 @@ LOSS_SCALING = "MixedPrecision"
 DATA_MODULE = "TrainerDataModule"
 DATA_VERSION = 1
 # Key in checkpoints of a `TransformersModule`.
-MARK = "transformers_module"
-MARK_VERSION = 1
+MODULE_METADATA_KEY = "transformers_module"
+MODULE_METADATA_VERSION = 1
 
 
 @dataclass

@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
 # Overridable method of the Trainer -> files that it reads.
-READ_BY = {
+FILES_READ_BY_METHOD = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
@@ -382,10 +382,10 @@ class CheckpointManager:
         """Choose the checkpoint to resume from, and load its model; return its folder, or None for a fresh start.
 
         Parameters:
-            overridden: methods in `READ_BY` that a script overrides; their files may be missing.
+            overridden: methods in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
             load_model: the overridable `_load_from_checkpoint`.
         """
-        optional = {name for method in overridden for name in READ_BY[method]}
+        optional = {name for method in overridden for name in FILES_READ_BY_METHOD[method]}
         needed = [name for name in NEEDED_TO_RESUME if name not in optional]
         if is_distributed():
             checkpoint = self._choose_together(resume_from_checkpoint, args, needed)

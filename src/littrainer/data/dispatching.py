@@ -5,7 +5,7 @@ Streams are dispatched by default, as under accelerate, since a stream may give 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
@@ -81,14 +81,12 @@ class Dispatch:
 
     Parameters:
         drop_last: drop an incomplete last global batch; else pad it.
-        cut: function of a batch, a slice of rows, `process_index` and `num_processes` that returns a process's part.
     """
 
-    def __init__(self, shard: ShardSpec, reads: bool, drop_last: bool, cut: Callable[..., Any] | None = None):
+    def __init__(self, shard: ShardSpec, reads: bool, drop_last: bool):
         self.shard = shard
         self.reads = reads
         self.drop_last = drop_last
-        self._cut = cut
         self._shard_by_rank: list[int] = []
         # First rows of the first global batch, which pad the last global batch of a resumed epoch.
         self.first_rows: list[Any] | None = None
@@ -175,7 +173,7 @@ class Dispatch:
         if self.first_rows is None:
             self._record_first_rows(batches)
         sizes = [find_batch_size(batch) for batch in batches]
-        if len(batches) == count and not self.shard.split_batches and len(set(sizes)) == 1 and self._cut is None:
+        if len(batches) == count and not self.shard.split_batches and len(set(sizes)) == 1:
             rows = None if sizes[0] is None else sizes[0] * count
             shards = batches
         else:
@@ -185,19 +183,13 @@ class Dispatch:
             if remainder and is_last and not self.drop_last:
                 global_batch = _join_or_explain([global_batch, *(self.first_rows or [])])
                 size += 1
-            shards = [self._cut_shard(global_batch, index, size) for index in range(count)]
+            shards = [cut_rows(global_batch, slice(index * size, (index + 1) * size)) for index in range(count)]
         return [_ScatteredPart(shards[index], rows, is_last) for index in self._shard_by_rank]
 
     def _record_first_rows(self, batches: list[Any]) -> None:
         if not self.drop_last:
             first = slice(0, self.shard.count)
             self.first_rows = [convert_to_plain_containers(cut_rows(batch, first)) for batch in batches]
-
-    def _cut_shard(self, global_batch: Any, index: int, size: int) -> Any:
-        rows = slice(index * size, (index + 1) * size)
-        if self._cut is None:
-            return cut_rows(global_batch, rows)
-        return self._cut(global_batch, rows, process_index=index, num_processes=self.shard.count)
 
 
 def _join_or_explain(batches: list[Any]) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from littrainer.data.dispatching import NO_BATCH, Dispatch, find_batch_size
-from littrainer.data.resume.worker_states import remove_reports
+from littrainer.data.resume.worker_states import WorkerStates
 from littrainer.data.samplers import EpochSeededSampler, warn_about_stream_order
 from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream, find_shard, get_length, set_epoch_on
 from littrainer.data.stream_end import StreamEndSync
@@ -29,18 +29,19 @@ logger = logging.getLogger(__name__)
 
 
 def move_batch(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    if callable(getattr(value, "to", None)):
+    def move(leaf: Any) -> Any:
+        if not is_movable(leaf):
+            return leaf
         try:
-            return value.to(device, non_blocking=non_blocking)
+            return leaf.to(device, non_blocking=non_blocking)
         except TypeError:
             # A script's class may accept the device only.
-            return value.to(device)
-    if isinstance(value, Mapping):
-        return type(value)({name: move_batch(item, device, non_blocking) for name, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, (list, tuple)):
-        items = (move_batch(item, device, non_blocking) for item in value)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+            return leaf.to(device)
+
+    def is_movable(part: Any) -> bool:
+        return callable(getattr(part, "to", None))
+
+    return map_nested(move, value, is_movable)
 
 
 def is_pinned(value: Any) -> bool:
@@ -78,8 +79,9 @@ class PrefetchLoader(DataLoader):
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
-    # Rows skipped by a resume with another batch size.
+    # Rows skipped by a resume with another batch size, and the dataset that skips them.
     rows_skipped = 0
+    _dataset_read: Any = None
     # None leaves batches on the host.
     destination: torch.device | None = None
     blocking_copies = True
@@ -135,7 +137,7 @@ class PrefetchLoader(DataLoader):
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
-            return self.dataset.incomplete_global_batch_size()
+            return (self._dataset_read or self.dataset).incomplete_global_batch_size()
         if (groups := find_length_groups(self)) is not None:
             return groups.last_global_batch_size
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
@@ -162,7 +164,8 @@ class PrefetchLoader(DataLoader):
         if self.synchronized_generator is not None:
             self.synchronized_generator.set_state(broadcast_object(self.synchronized_generator.get_state()))
         self.set_epoch(self.epoch)
-        batches = remove_reports(self._iterate()) if progress is None else progress.begin(self, self._iterate)
+        # Persistent workers may report their states in an evaluation too.
+        batches = WorkerStates().batches(self._iterate()) if progress is None else progress.begin(self, self._iterate)
         if self.dispatch is not None:
             batches = self.dispatch.global_batches(batches)
         current: Any = next(batches, NO_BATCH)
@@ -215,6 +218,7 @@ class PrefetchLoader(DataLoader):
         return iter(())
 
     def _make_torch_iterator(self) -> Iterator[Any]:
+        self._dataset_read = self.dataset
         batches: Any = super().__iter__()
         if self._should_check_pinned:
             # Checked before torch's iterator pins the batch itself.
@@ -293,9 +297,7 @@ LOADER_SETTINGS = (
 )
 
 
-def prepare_loader(
-    args: TrainingArguments, loader: DataLoader, settings: Any = None, cut: Callable[..., Any] | None = None
-) -> DataLoader:
+def prepare_loader(args: TrainingArguments, loader: DataLoader, settings: Any = None) -> DataLoader:
     """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate does.
 
     A PrefetchLoader is returned unchanged, and without sharding a loader of another class as well.
@@ -312,7 +314,7 @@ def prepare_loader(
         batches = keywords.get("batch_sampler")
         shard.check_divides(keywords.get("batch_size", getattr(batches, "batch_size", None)))
         prepared = PrefetchLoader(dataset, **{**keywords, "generator": None})
-        prepared.dispatch = Dispatch(shard, args.process_index == 0, keywords.get("drop_last", False), cut)
+        prepared.dispatch = Dispatch(shard, args.process_index == 0, keywords.get("drop_last", False))
         prepared.sharing = "dispatched"
     elif is_stream:
         prepared = _shard_stream(dataset, keywords, shard)

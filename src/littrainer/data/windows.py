@@ -24,14 +24,14 @@ class MicroBatch:
     """Micro-batch with its position in the window of an optimizer step.
 
     Parameters:
-        closes_window: the optimizer steps after this micro-batch.
+        is_last_of_step: the optimizer steps after this micro-batch.
         window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
     """
 
     inputs: Any
-    opens_window: bool
-    closes_window: bool
+    is_first_of_step: bool
+    is_last_of_step: bool
     window_size: int
     num_items_in_window: torch.Tensor | int | None
     epoch_fraction: float
@@ -50,7 +50,7 @@ class WindowLoader:
         accumulation: micro-batches in a full window; may change between epochs.
         draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
-        left_out: (epoch, first micro-batch) of windows that are drawn and skipped.
+        skipped_windows: (epoch, first micro-batch) of windows that are drawn and skipped.
         is_length_of_training: `micro_batches_per_epoch` covers the whole training, and the data may have more.
     """
 
@@ -62,7 +62,7 @@ class WindowLoader:
         micro_batches_per_epoch: int,
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
-        left_out: Collection[tuple[int, int]] = (),
+        skipped_windows: Collection[tuple[int, int]] = (),
         is_length_of_training: bool = False,
     ):
         self.loader = loader
@@ -71,7 +71,7 @@ class WindowLoader:
         self.draw_window = draw_window
         self.should_stop = should_stop
         self.enter_section: Callable[[str], Any] = id
-        self.left_out = left_out
+        self.skipped_windows = skipped_windows
         self.is_length_of_training = is_length_of_training
         self.progress = DataProgress(loader)
         self.epoch = 0
@@ -144,18 +144,18 @@ class WindowLoader:
             self._micro_batches_drawn = count + len(window)
             if not window:
                 break
-            if (self.epoch, count) in self.left_out:
+            if (self.epoch, count) in self.skipped_windows:
                 count += len(window)
                 self.micro_batches_read = count
                 continue
             for index, inputs in enumerate(window):
-                opens_window = (count - offset) % accumulation == 0 or count == resumed_at
+                is_first_of_step = (count - offset) % accumulation == 0 or count == resumed_at
                 count += 1
                 self.micro_batches_read = count
                 yield MicroBatch(
                     inputs=inputs,
-                    opens_window=opens_window,
-                    closes_window=(count - offset) % accumulation == 0 or count == self.micro_batches_per_epoch,
+                    is_first_of_step=is_first_of_step,
+                    is_last_of_step=(count - offset) % accumulation == 0 or count == self.micro_batches_per_epoch,
                     window_size=len(window),
                     num_items_in_window=num_items,
                     epoch_fraction=1 - fraction * (epoch_length - count) if fraction else count / epoch_length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import sys
@@ -164,9 +165,7 @@ class TrainingBatches:
     @property
     def _next_epoch(self) -> int:
         # Lightning may count a resumed epoch twice.
-        if self._epoch is not None:
-            return self._epoch + 1
-        return self._epoch_of_lightning
+        return self._epoch_of_lightning if self._epoch is None else self._epoch + 1
 
     @property
     def _epoch_of_lightning(self) -> int:
@@ -289,8 +288,8 @@ class TrainingBatches:
         windows.start_epoch(self._epoch)
         self._window_start = position
         if position is not None:
-            is_within_epoch = position.micro_batches > 0
-            self.progress.resume_at(position, lambda: _restore_random_states(position) if is_within_epoch else None)
+            restore = functools.partial(_restore_random_states, position) if position.micro_batches else None
+            self.progress.resume_at(position, restore)
         for micro_batch in windows:
             if not has_length(self) and micro_batch.is_last_drawn and self.progress.is_exhausted:
                 end_epoch_after_batch(self.pl_trainer)

@@ -27,7 +27,7 @@ from littrainer.checkpoint.layout import (
     rank_file,
     resume_record_name,
 )
-from littrainer.checkpoint.lightning_format import DATA_VERSION, LOSS_SCALING, MARK
+from littrainer.checkpoint.lightning_format import DATA_VERSION, LOSS_SCALING, MODULE_METADATA_KEY
 from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import match_to_model, read_weights, refuse_mismatched_weights, write_weights
@@ -94,7 +94,10 @@ def checkpoint_to_lightning(
     module = TransformersModule(str(source) if model is None else model, args)
     plugin = TransformersCheckpointIO(module, accumulate_grad_batches=accumulate_grad_batches)
     checkpoint = plugin.load_checkpoint(source)
-    checkpoint[MARK] = {**checkpoint.get(MARK, {}), **checkpoint_metadata(module.model, module.args)}
+    checkpoint[MODULE_METADATA_KEY] = {
+        **checkpoint.get(MODULE_METADATA_KEY, {}),
+        **checkpoint_metadata(module.model, module.args),
+    }
     checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = get_displayed_hyper_parameters(
         TransformersModule, module.args, None
     )
@@ -193,7 +196,7 @@ class LightningCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self.content: dict[str, Any] = self._load()
-        self.metadata: dict[str, Any] = self.content[MARK]
+        self.metadata: dict[str, Any] = self.content[MODULE_METADATA_KEY]
         # By rank; empty without a `TrainerDataModule`.
         self.positions: list[DataPosition] = []
         for value in self.content.values():
@@ -217,7 +220,7 @@ class LightningCheckpoint:
                 f"{path} is no checkpoint of Lightning: it has no pytorch-lightning_version and state_dict. A Trainer "
                 "resumes from a checkpoint-<step> folder, or from a .ckpt that Lightning wrote of a TransformersModule."
             )
-        if MARK not in content:
+        if MODULE_METADATA_KEY not in content:
             names = ", ".join(sorted({name.partition(".")[0] for name in content["state_dict"]})) or "nothing"
             raise ValueError(
                 f"{path} is a checkpoint of another LightningModule than TransformersModule (its weights: {names}), "

@@ -21,7 +21,7 @@ from torch import nn
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.atomic_write import staged_folder
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
-from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
+from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY, MODULE_METADATA_VERSION
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import write_weights
 from littrainer.distributed.collectives import raise_on_all_ranks
@@ -125,12 +125,12 @@ def checkpoint_metadata(
     """Return metadata in safe values without tokens."""
     hyper_parameters = {"model": describe_model(model), "args": get_changed_arguments(args)}
     if pl_trainer is None:
-        return {"version": MARK_VERSION, "hyper_parameters": hyper_parameters}
+        return {"version": MODULE_METADATA_VERSION, "hyper_parameters": hyper_parameters}
     batches = pl_trainer.num_training_batches
     # Counting would load the training data.
     steps = math.inf if pl_trainer.train_dataloader is None else count_training_steps(pl_trainer)
     return {
-        "version": MARK_VERSION,
+        "version": MODULE_METADATA_VERSION,
         "batches_per_epoch": batches if math.isfinite(batches) else None,
         "max_steps": int(steps) if 0 <= steps < math.inf else None,
         "max_epochs": pl_trainer.max_epochs,
@@ -148,7 +148,7 @@ def init_kwargs_in_checkpoint(checkpoint: Any, module_class: type) -> dict[str, 
     if not isinstance(checkpoint, Mapping):
         return {}
     hyper_parameters = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
-    metadata = (checkpoint.get(MARK) or {}).get("hyper_parameters") or {}
+    metadata = (checkpoint.get(MODULE_METADATA_KEY) or {}).get("hyper_parameters") or {}
     # Before a name, which may be a folder that is gone.
     described = {name: value for name, value in metadata.items() if value is not None}
     return filter_init_kwargs(module_class, {**hyper_parameters, **described})

@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.checkpoint.lightning_format import MARK
+from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.weights import COMPILED_PART, match_to_model, materialize_expanded_tensors
 from littrainer.data.windows import MicroBatch
@@ -572,7 +572,7 @@ class TransformersModule(DeferredClosureModule):
 
     def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add metadata to a checkpoint."""
-        checkpoint[MARK] = checkpoint_metadata(self.model, self.args, self.trainer)
+        checkpoint[MODULE_METADATA_KEY] = checkpoint_metadata(self.model, self.args, self.trainer)
         # Without marks of compiled parts.
         weights = checkpoint["state_dict"].items()
         checkpoint["state_dict"] = {name.replace(f"{COMPILED_PART}.", ""): value for name, value in weights}

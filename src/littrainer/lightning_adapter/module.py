@@ -189,7 +189,7 @@ class TrainerModule(DeferredClosureModule):
             # Lightning enters this context only in automatic optimization.
             with getattr(self.trainer.strategy, "block_backward_sync", nullcontext)():
                 loss = self.step.forward_micro_batch(micro_batch, by_training_step=True)
-            if micro_batch.closes_window:
+            if micro_batch.is_last_of_step:
                 self.sync_optimizer()
                 self.owner.accelerator.unscale_gradients()
                 self.step.update(self._step_and_count, self._step_all_schedulers)
@@ -230,7 +230,7 @@ class TrainerModule(DeferredClosureModule):
     def set_window(self, micro_batch: MicroBatch) -> None:
         # Faster than torch's `__setattr__`.
         self.__dict__["micro_batch"] = micro_batch
-        self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
+        self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.is_last_of_step else DO_NOT_STEP
 
     @convert_stop_iteration
     def configure_gradient_clipping(
@@ -400,7 +400,7 @@ class AfterUserCallbacks(_Events):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        self._note_stop(trainer, is_due=batch.closes_window)
+        self._note_stop(trainer, is_due=batch.is_last_of_step)
         self.run.step.end_micro_batch(batch)
         self._stop_if_requested(trainer)
 

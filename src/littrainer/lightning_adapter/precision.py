@@ -86,10 +86,10 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
         if model.automatic_optimization:
             # The Trainer has divided the loss.
             kwargs["scale_wrt_gas"] = False
-        engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
-        engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
+        engine, is_last_of_step = model.owner.deepspeed, model.owner.accelerator.sync_gradients
+        engine.set_gradient_accumulation_boundary(is_boundary=is_last_of_step)
         engine.backward(tensor, **kwargs)
-        if closes_window:
+        if is_last_of_step:
             engine.step()
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]

@@ -81,7 +81,7 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=self.step.draw,
             should_stop=self.step.should_end_epoch,
-            left_out=self.step.health.skipped_windows,
+            skipped_windows=self.step.health.skipped_windows,
             is_length_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
         self.windows.enter_section = self.step.speed.enter
@@ -178,7 +178,7 @@ class TrainingRun:
         # The order of an epoch depends on the checkpoint's generators.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
-        restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
+        restore = None if self._restores_before_epoch else self._restore_random_states
         self.windows.progress.resume_at(position, restore)
 
     @property

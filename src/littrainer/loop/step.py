@@ -111,7 +111,7 @@ class TrainingStep:
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
-        if micro_batch.opens_window:
+        if micro_batch.is_first_of_step:
             self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_read - 1)
             if self._labels_drawn is not None:
                 self.health.unread.append((LABELS, self._window, self._labels_drawn))
@@ -186,7 +186,7 @@ class TrainingStep:
         trainer = self.trainer
         handler = trainer.callback_handler
         self.speed.enter("other")
-        if not micro_batch.closes_window:
+        if not micro_batch.is_last_of_step:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self.sync_control_flags(STOPPING_FLAGS)
             return

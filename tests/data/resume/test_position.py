@@ -11,9 +11,9 @@ from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.progress import DataProgress
 from littrainer.data.resume.skipping import build_skipping_attributes, can_skip_by_index, copy_with_attributes
 from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.sharding import ShardSpec, SharedBatches
+from littrainer.data.sharding import ShardSpec, SharedBatches, SharedStream
 from tests.data.test_loaders import Numbers
-from tests.scenarios.data import Stream
+from tests.scenarios.data import SizedStream, Stream
 
 
 def test_a_generator_that_only_some_batches_use_is_resumed() -> None:
@@ -31,14 +31,14 @@ def test_a_generator_that_only_some_batches_use_is_resumed() -> None:
     expected = list(batches)
 
     resumed = DataProgress()
-    resumed.resume_at(DataPosition(0, 9, data=state), lambda: None)
+    resumed.resume_at(DataPosition(0, 9, data=state))
     assert list(resumed.batches(loader())) == expected
 
 
 def resume_progress(loader: Any, batches: int) -> DataProgress:
     """Return the progress of a training that resumes after some batches."""
     progress = DataProgress(loader)
-    progress.resume_at(DataPosition(0, batches), lambda: None)
+    progress.resume_at(DataPosition(0, batches))
     return progress
 
 
@@ -128,12 +128,25 @@ def test_batches_are_formed_of_the_remaining_rows() -> None:
     assert batches_after(10, 4, None, 10) == []
 
 
-def test_the_last_batch_after_skipped_rows_has_the_remaining_rows() -> None:
-    loader = PrefetchLoader(Numbers(10), 4)
+def make_shared_stream_loader(**workers: Any) -> PrefetchLoader:
+    """Return a loader of a process's shard of a stream that each of two processes reads."""
+    stream = SizedStream([{"x": number} for number in range(10)])
+    loader = PrefetchLoader(SharedStream(stream, 2, ShardSpec(0, 2)), 2, collate_fn=list, **workers)
+    loader.dispatches_streams = False
+    loader.processes = 2
+    return loader
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [PrefetchLoader(Numbers(10), 4), make_shared_stream_loader(), make_shared_stream_loader(num_workers=1)],
+    ids=["by index", "stream", "stream in a worker"],
+)
+def test_the_last_batch_after_skipped_rows_has_the_remaining_rows(loader: PrefetchLoader) -> None:
     change = {"rows": [3], "batches": 0, "window": 0, "share": 0.3}
     progress = DataProgress(loader)
-    progress.resume_at(DataPosition(0, 0, data={"layout_change": change}), lambda: None)
-    assert [len(batch) for batch in progress.batches(loader)] == [4, 3] and loader.remainder == 3
+    progress.resume_at(DataPosition(0, 0, data={"layout_change": change}))
+    assert len(list(progress.batches(loader))) == 2 and loader.remainder == 3
     assert len(list(loader)) == 3 and loader.remainder == 2
 
 

@@ -316,11 +316,9 @@ class AcceleratorFacade:
         prepared._is_accelerate_prepared = True
         return prepared
 
-    def prepare_data_loader(
-        self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
-    ) -> DataLoader:
+    def prepare_data_loader(self, data_loader: DataLoader, device_placement: bool | None = None) -> DataLoader:
         settings = self.dataloader_config
-        prepared: Any = prepare_loader(self._args, data_loader, settings, slice_fn_for_dispatch)
+        prepared: Any = prepare_loader(self._args, data_loader, settings)
         if isinstance(prepared, PrefetchLoader):
             prepared.gradient_state = self.gradient_state
             if device_placement is not False:

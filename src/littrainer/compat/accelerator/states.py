@@ -106,7 +106,7 @@ class GradientView:
         micro_batch = self._micro_batch
         if self._override is not None and self._override[0] is micro_batch:
             return self._override[1]
-        return micro_batch is None or micro_batch.closes_window
+        return micro_batch is None or micro_batch.is_last_of_step
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:

@@ -100,7 +100,7 @@ class DataProgress:
         self.workers = WorkerStates()
         self.batches_skipped = 0
         self.is_exhausted = False
-        self._restore_random_states: Callable[[], None] = _restore_nothing
+        self._restore_random_states: Callable[[], None] | None = None
         self._loader = loader
         self._remaining = RemainingBatches()
         self._stream: Any = None
@@ -124,7 +124,7 @@ class DataProgress:
         self._initial_order: dict[str, Any] = {}
         self._initial_rng_states: dict[str, Any] | None = None
 
-    def resume_at(self, position: DataPosition, restore_random_states: Callable[[], None]) -> None:
+    def resume_at(self, position: DataPosition, restore_random_states: Callable[[], None] | None = None) -> None:
         self.position = position
         self._restore_random_states = restore_random_states
 
@@ -379,14 +379,11 @@ class DataProgress:
             # Overridden below, unless the checkpoint has no states for an added process.
             set_rng_states(self._initial_rng_states)
             self._initial_rng_states = None
-        self._restore_random_states()
+        if self._restore_random_states is not None:
+            self._restore_random_states()
         self.position = None
         # The bound method would keep the training alive.
-        self._restore_random_states = _restore_nothing
-
-
-def _restore_nothing() -> None:
-    pass
+        self._restore_random_states = None
 
 
 def _can_load_state(loader: Any, data: dict[str, Any]) -> bool:

@@ -105,8 +105,3 @@ class WorkerStates:
                 if report.states is not None:
                     self.latest[report.worker] = pickle.loads(report.states)
                 yield batch
-
-
-def remove_reports(items: Iterator[Any]) -> Iterator[Any]:
-    """Return the batches of a loader whose persistent workers may still report."""
-    return WorkerStates().batches(items)
