@@ -47,7 +47,6 @@ STATE_OF_THE_PROCESS = {
     "distributed.collectives": {"_host_group", "_barrier_count", "_open_blocks"},
     "distributed.failures": {"_store", "_peers", "_stacks"},
     "distributed.group": {"_reporting_group"},
-    "hub.push_to_hub": {"_active_pushes"},
     "lightning_adapter.torchmetrics_on_demand": {"_removal_lock"},
     "loop.tracked_means": {"_current_means"},
     "redirection.redirect": {"_default_gc_threshold"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
-TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
 # For references of the Hub itself, such as pull requests.
 HUB_REFERENCE_PREFIX = "refs/"
@@ -136,7 +134,7 @@ def describe_error(error: BaseException, *tokens: Any) -> str:
 
 
 def find_tokens(*further: Any) -> list[str]:
-    tokens = [*further, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
+    tokens = list(further)
     # An error here occurs again, with an explanation, when the client signs in.
     with contextlib.suppress(Exception):
         from huggingface_hub import get_token

@@ -120,11 +120,6 @@ def run_trial(
         trial: an Optuna trial, or a dict of parameters.
         resume_from_checkpoint: a checkpoint of this trial, which has been evaluated before.
         on_last_evaluation: called with the metrics of an evaluation at the end, if none was reported during training.
-
-    Raises:
-        SearchMistake: the script is wrong for every trial.
-        optuna.TrialPruned: the trial was pruned.
-        Exception: an error of the script.
     """
     # The previous trial's error may have referred to memory until now.
     release_memory(trainer)
@@ -176,12 +171,7 @@ def begin_trial(trainer: SearchTrainer, trial: Any) -> None:
 
 
 def set_up_trial(trainer: SearchTrainer, trial: Any) -> None:
-    """Set the Trainer's arguments to the parameters of a trial; outside of a search only record the trial.
-
-    Raises:
-        SearchMistake: the space or a parameter is wrong.
-        ValueError, NotImplementedError: the parameters contradict each other or are not supported.
-    """
+    """Set the Trainer's arguments to the parameters of a trial; outside of a search only record the trial."""
     search = trainer.session.search
     search.trial = trial
     if trial is None and search.arguments_after is not None:
@@ -239,12 +229,7 @@ def _require_number(value: Any) -> float:
 
 
 def report(trainer: SearchTrainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing.
-
-    Raises:
-        SearchMistake: the objective is no number.
-        optuna.TrialPruned: the pruner ends the trial.
-    """
+    """Report an evaluation during training to Optuna, or to a sweep; outside of a search do nothing."""
     search = trainer.session.search
     if search.backend is None or trial is None:
         return

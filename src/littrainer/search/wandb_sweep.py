@@ -51,10 +51,6 @@ def run_hp_search_wandb(trainer: SearchTrainer, n_trials: int, direction: str, *
 
     Returns:
         the best of this agent's trials, with the sweep's id as `run_summary`.
-
-    Raises:
-        SearchMistake: a keyword is unknown, or the space is not a sweep configuration.
-        RuntimeError: no trial is complete.
     """
     for name in kwargs:
         if name not in KEYWORDS:
