@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
 # For references of the Hub itself, such as pull requests.
 HUB_REFERENCE_PREFIX = "refs/"
@@ -134,7 +136,7 @@ def describe_error(error: BaseException, *tokens: Any) -> str:
 
 
 def find_tokens(*further: Any) -> list[str]:
-    tokens = list(further)
+    tokens = [*further, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
     # An error here occurs again, with an explanation, when the client signs in.
     with contextlib.suppress(Exception):
         from huggingface_hub import get_token
