@@ -11,16 +11,20 @@ from tests.hub.server import GOOD_TOKEN, Hub
 from tests.hub.test_pushing import SAVES
 
 
-def test_arguments_decide_on_the_name_and_the_privacy_of_the_repository(hub: Hub, tmp_path: Path) -> None:
-    for name, private, visibility in (
-        ("one", None, None),
-        ("someone/two", True, "private"),
-        ("three", False, "public"),
-    ):
-        trainer = pushing_trainer(tmp_path, hub_model_id=name, hub_private_repo=private)
-        name = name.removeprefix("someone/")
-        assert trainer.hub_model_id == f"someone/{name}"
-        assert hub.repository(name).requested_visibility == visibility
+@pytest.mark.parametrize("name", ["other", "someone/other"])
+def test_hub_model_id_names_the_repository_with_or_without_its_owner(hub: Hub, tmp_path: Path, name: str) -> None:
+    trainer = pushing_trainer(tmp_path, hub_model_id=name)
+    assert trainer.hub_model_id == "someone/other"
+    trainer.train()
+    assert hub.repository("other").messages() == SAVES
+
+
+@pytest.mark.parametrize(("private", "visibility"), [(None, None), (True, "private"), (False, "public")])
+def test_privacy_is_requested_only_if_it_is_set(
+    hub: Hub, tmp_path: Path, private: bool | None, visibility: str | None
+) -> None:
+    pushing_trainer(tmp_path, hub_private_repo=private)
+    assert hub.repository().requested_visibility == visibility
 
 
 def test_pushes_create_and_update_the_branch_of_hub_revision(hub: Hub, tmp_path: Path) -> None:

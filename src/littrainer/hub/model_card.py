@@ -171,7 +171,7 @@ def _complete_by_peft(model: Any, content: str) -> str:
     original: Any = ModelCard(content).data
     card = ModelCard(_rewrite_by_peft(model, content))
     data: Any = card.data
-    data.tags = join_lists(original.tags, data.tags)
+    data.tags = _unite(original.tags, data.tags)
     data.base_model = original.base_model
     return str(card)
 
@@ -239,7 +239,7 @@ def _metadata(
         "language": _make_list(keywords.get("language")),
         "license": keywords.get("license") or (fetch_license(repository) if repository else None),
         "base_model": repository,
-        "tags": join_lists(keywords.get("tags"), *model_tags, TAGS),
+        "tags": _unite(keywords.get("tags"), *model_tags, TAGS),
         "datasets": list(dict.fromkeys(dataset["dataset_type"] for dataset in data if dataset["dataset_type"])),
         "metrics": list(metrics),
     }
@@ -423,8 +423,7 @@ def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> lis
     return [f"{title}\n\n{text}"] if lines else []
 
 
-def join_lists(*several: str | Iterable[str] | None) -> list[str]:
-    """Return each item of lists, or of single texts, once."""
+def _unite(*several: str | Iterable[str] | None) -> list[str]:
     return list(dict.fromkeys(item for value in several for item in _make_list(value)))
 
 

@@ -42,7 +42,7 @@ from littrainer.checkpoint.layout import (
     checkpoint_step,
 )
 from littrainer.checkpoint.store import get_store, is_abandoned, lock_folder
-from littrainer.hub.model_card import join_lists, remove_generated_card
+from littrainer.hub.model_card import remove_generated_card
 from littrainer.hub.repository import (
     CARD_NAME,
     advise,
@@ -195,7 +195,8 @@ def push_model(
     card.setdefault("model_name", repository_name(args).rpartition("/")[2])
     model_tags = getattr(trainer.model, "model_tags", None)
     if model_tags is not None:
-        card["tags"] = join_lists(card.get("tags"), model_tags)
+        tags = card.get("tags")
+        card["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags or []), *model_tags]))
     # Fail in all processes, and before any work.
     inspect.signature(trainer.create_model_card).bind(**card)
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
@@ -366,13 +367,12 @@ class PushInProgress:
         return f"{'A push to the Hub' if self._current is None else f'The push of {self._current}'} is running"
 
     def _send(self, uploads: list[Upload], failure: str | None) -> None:
-        unsent = list(uploads)
-        self._failure = failure
+        unsent, self._failure = uploads, failure
         try:
-            while unsent:
-                self._current = unsent[0]
-                self._current.send()
-                del unsent[0]
+            for index, upload in enumerate(uploads):
+                self._current, unsent = upload, uploads[index:]
+                upload.send()
+            unsent = []
         except Exception as error:
             # Later uploads would most likely fail too.
             failed = unsent[0]

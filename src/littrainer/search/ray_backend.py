@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import ray.tune
-from ray.tune.search import sample
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
@@ -122,11 +121,13 @@ def search_with_ray(trainer: SearchTrainer, n_trials: int, direction: str, **kwa
 
 def describe_domain(domain: Any) -> dict[str, Any] | None:
     """Return an entry of Ray Tune's space in the format of `TrialRecord.distributions`, if that can express it."""
+    choices = getattr(domain, "categories", None)
     if isinstance(domain, dict) and list(domain) == ["grid_search"]:
-        return {"kind": "categorical", "choices": list(domain["grid_search"])}
-    if isinstance(domain, sample.Categorical):
-        return {"kind": "categorical", "choices": list(domain.categories)}
-    if not isinstance(domain, sample.Float | sample.Integer):
+        choices = domain["grid_search"]
+    if choices is not None:
+        return {"kind": "categorical", "choices": list(choices)}
+    # Strings have `lower` too.
+    if not (hasattr(domain, "get_sampler") and hasattr(domain, "lower") and hasattr(domain, "upper")):
         return None
     low, high, sampler = domain.lower, domain.upper, domain.get_sampler()
     if not (math.isfinite(low) and math.isfinite(high)):
@@ -134,7 +135,7 @@ def describe_domain(domain: Any) -> dict[str, Any] | None:
     # A quantized sampler wraps the sampler of the distribution.
     step = getattr(sampler, "q", None)
     is_log = "Log" in type(getattr(sampler, "sampler", None) or sampler).__name__
-    is_integer = isinstance(domain, sample.Integer)
+    is_integer = type(domain).__name__ == "Integer"
     if is_integer and not step:
         # Ray excludes the upper end of integers, unless it rounds them to multiples.
         high, step = high - 1, 1

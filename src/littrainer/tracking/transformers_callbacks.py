@@ -96,6 +96,8 @@ class _SwanLab(TransformersTracker):
     def __init__(self) -> None:
         super().__init__()
         self._swanlab = _SwanLabClient(self._swanlab)
+        # With SWANLAB_LOG_MODEL, transformers' callback fails outside of SwanLab's cloud; SwanLab stores no models.
+        self._log_model = None
 
 
 class _SwanLabClient:

@@ -96,9 +96,9 @@ class WandbCallback(TrackerCallback):
         wandb itself reads WANDB_MODE, WANDB_ENTITY, WANDB_DIR and others.
         """
         if self._wandb.run is None:
-            project = os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT)
-            group = args.output_dir if state.is_hyper_param_search else None
-            self._wandb.init(project=project, name=self.run_name(args, state), group=group)
+            self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **self._get_name_keywords(args, state)
+            )
         self._wandb.config.update(collect_hyperparameters(args, model), allow_val_change=True)
         self._wandb.define_metric(STEP_METRIC)
         self._wandb.define_metric("*", step_metric=STEP_METRIC, step_sync=True)
@@ -110,6 +110,12 @@ class WandbCallback(TrackerCallback):
             self._wandb.config.update({PARAMETER_COUNT: model.num_parameters()}, allow_val_change=True)
         if self._log_model.is_enabled:
             self._upload_initial_model(args, model)
+
+    def _get_name_keywords(self, args: Any, state: Any) -> dict[str, str]:
+        name = self.run_name(args, state)
+        if name is None:
+            return {}
+        return {"name": name, "group": args.output_dir} if state.is_hyper_param_search else {"name": name}
 
     def card_badge(self) -> str | None:
         """Return a link to the run, if WANDB_LOG_MODEL uploads models and the run is online."""
@@ -175,12 +181,14 @@ class WandbCallback(TrackerCallback):
         self._upload(args, folder, metadata, [alias], policy="mutable")
 
     def _upload(self, args: Any, folder: Any, metadata: dict[str, Any], aliases: list[str], **keywords: Any) -> None:
+        artifact = self._wandb.Artifact(name=self._get_model_name(args), type="model", metadata=metadata)
+        artifact.add_dir(str(folder), **keywords)
+        self._wandb.run.log_artifact(artifact, aliases=aliases)
+
+    def _get_model_name(self, args: Any) -> str:
         run = self._wandb.run
         is_unnamed = args.run_name is None or args.run_name == args.output_dir
-        name = f"model-{run.id if is_unnamed else run.name}"
-        artifact = self._wandb.Artifact(name=name, type="model", metadata=metadata)
-        artifact.add_dir(str(folder), **keywords)
-        run.log_artifact(artifact, aliases=aliases)
+        return f"model-{run.id if is_unnamed else run.name}"
 
     def _get_summary_numbers(self) -> dict[str, Any]:
         summary = dict(self._wandb.run.summary).items()
