@@ -46,7 +46,6 @@ STATE_OF_THE_PROCESS = {
     "distributed.collectives": {"_host_group", "_barrier_count", "_open_blocks"},
     "distributed.failures": {"_store", "_peers", "_stacks"},
     "distributed.group": {"_reporting_group"},
-    "hub.push_to_hub": {"_active_pushes"},
     "loop.tracked_means": {"_current_means"},
     "redirection.redirect": {"_default_gc_threshold"},
     "runtime.log_filter": {"_filters_lock"},

@@ -17,14 +17,6 @@ from tests.hub.test_pushing import CHECKPOINT_STRATEGIES, SAVES
 from tests.scenarios.other_processes import MAX_WAIT_SECONDS, wait_until
 
 
-class Died(Exception):
-    """The error that ends a training."""
-
-
-def die() -> None:
-    raise Died
-
-
 def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,8 +171,7 @@ TO_RESUME = ("trainer_state.json", "scheduler.pt", "littrainer_manifest.json", "
 # Kind of checkpoint -> files that load the model, and files that only resuming needs.
 CHECKPOINTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "of one process": (MODEL, (*TO_RESUME, "optimizer.pt", "scaler.pt", "rng_state.pth", "littrainer_resume.pt")),
-    "of two processes": (MODEL, (*TO_RESUME, "rng_state_0.pth", "rng_state_1.pth", "littrainer_resume_1.pt")),
-    "of an adapter": (ADAPTER, (*TO_RESUME, "optimizer.pt")),
+    "of an adapter in two processes": (ADAPTER, (*TO_RESUME, "rng_state_0.pth", "littrainer_resume_1.pt")),
     "of FSDP in parts": (
         ("config.json", "training_args.bin"),
         (*TO_RESUME, "pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata", "optimizer_0/__1_0.distcp"),

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
 
-from littrainer.search.optuna_backend import describe_distribution
 from littrainer.search.record import (
     SEARCH_RECORD_NAME,
     SearchRecord,
@@ -115,12 +113,3 @@ def test_with_several_objectives_the_best_are_those_that_none_surpasses() -> Non
     objectives = [[1.0, 1.0], [2.0, 2.0], [2.0, 3.0], [0.5, 0.5], [2.0, 2.0], [0.5]]
     trials = [TrialRecord(str(number), "complete", values) for number, values in enumerate(objectives)]
     assert {trial.id for trial in find_best_trials(trials, ["maximize", "minimize"])} == {"0", "1", "3", "4"}
-
-
-def test_choices_that_json_cannot_hold_are_described_too() -> None:
-    distributions = pytest.importorskip("optuna").distributions
-    with pytest.warns(UserWarning, match="Choices for a categorical distribution"):
-        choices = distributions.CategoricalDistribution([torch.nn.ReLU, torch.nn.Tanh])
-    assert describe_distribution(choices) == {"kind": "categorical", "choices": [torch.nn.ReLU, torch.nn.Tanh]}
-    limits = {"low": 1e-5, "high": 1e-3, "log": True, "step": None}
-    assert describe_distribution(distributions.FloatDistribution(1e-5, 1e-3, log=True)) == {"kind": "float", **limits}

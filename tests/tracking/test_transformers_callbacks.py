@@ -296,15 +296,6 @@ def test_dvclive_tracks_the_requested_models_and_ends_after_a_failure(
     assert calls[-1][0] == "end" and len(calls.select("log_artifact")) == len(artifacts)
 
 
-def test_dagshub_without_a_repository_says_how_to_name_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    install_module(monkeypatch, "dagshub.upload", Repo=None)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
-    trainer_of(tmp_path, "dagshub").train()
-    assert "Reporting to dagshub failed" in caplog.text and "call dagshub.init" in caplog.text
-
-
 def test_an_earlier_transformers_without_a_callback_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("transformers.integrations.integration_utils.KubeflowCallback")
     transformers_callbacks._tracker_class.cache_clear()

@@ -83,9 +83,6 @@ def write_card(
         dataset: the evaluation dataset.
         badges: links to the runs of trackers.
         keywords: as of `create_model_card`.
-
-    Raises:
-        ValueError: huggingface_hub refuses the metadata.
     """
     path = Path(args.output_dir) / CARD_NAME
     previous = path.read_text("utf-8", errors="replace") if path.is_file() else ""

@@ -7,7 +7,6 @@ thread, in the order of the pushes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 import os
@@ -268,15 +267,12 @@ class Upload:
 
 
 class PushInProgress:
-    """The pushes of a Trainer, which the Hub's client uploads in sequence in the background.
-
-    Attributes:
-        jobs: the Futures of running and waiting pushes, and of the last push.
-        failure_at_end: the failure of the last push at the end of training.
-    """
+    """The pushes of a Trainer, which the Hub's client uploads in sequence in the background."""
 
     def __init__(self) -> None:
+        # Of running and waiting pushes, and of the last push.
         self.jobs: list[Future[Any]] = []
+        # The failure of the last push at the end of training.
         self.failure_at_end: str | None = None
         self._process = os.getpid()
         # The single thread of the client runs the jobs in order.
@@ -356,12 +352,11 @@ class PushInProgress:
             from huggingface_hub import HfApi
 
             self._client = HfApi()
+            _register_exit_function(self)
         self._current = self._current or next(iter(uploads), None)
         job: Future[Any] = self._client.run_as_future(work, uploads, *further)
         job.add_done_callback(lambda job: remove_snapshots(*_folders_of(uploads)) if job.cancelled() else None)
         self.jobs = [*(earlier for earlier in self.jobs if not earlier.done()), job]
-        _active_pushes.add(self)
-        _register_exit_function()
         return job
 
     def _wait(self) -> None:
@@ -402,7 +397,8 @@ class PushInProgress:
     def _end_push(self, uploads: list[Upload], unsent: list[Upload]) -> None:
         """Record unsent uploads, and remove the files of others."""
         folders = _folders_of([*self._unsent, *uploads]) - _folders_of(unsent)
-        self._current, self._unsent[:] = None, unsent
+        self._current = None
+        self._unsent[:] = unsent
         remove_snapshots(*folders)
 
 
@@ -416,21 +412,18 @@ def _remove_snapshots_of_process(uploads: list[Upload], process: int) -> None:
         remove_snapshots(*_folders_of(uploads))
 
 
-_active_pushes: weakref.WeakSet[PushInProgress] = weakref.WeakSet()
+def _register_exit_function(pushes: PushInProgress) -> None:
+    """Wait for pushes before the exit functions of Python's pools, which were registered earlier and admit no work."""
+    reference = weakref.ref(pushes)
 
+    def finish() -> None:
+        remaining = reference()
+        if remaining is not None and remaining.is_running():
+            remaining.finish_before_exit()
 
-@functools.cache
-def _register_exit_function() -> None:
-    # Registered later, and therefore called before the exit functions of Python's pools, which then accept no work.
-    register = getattr(threading, "_register_atexit", None)
+    register: Any = getattr(threading, "_register_atexit", None)
     if register is not None:
-        register(_finish_before_exit)
-
-
-def _finish_before_exit() -> None:
-    for pushes in list(_active_pushes):
-        if pushes.is_running():
-            pushes.finish_before_exit()
+        register(finish)
 
 
 # ---- Files of a push -------------------------------------------------------------------------------------------------
@@ -454,11 +447,8 @@ def copy_files(
         folders[:] = sorted(name for name in copied if name != SNAPSHOT_DIR)
         for path in (Path(parent, name) for name in sorted(names)):
             name = path.relative_to(source).as_posix()
-            if (
-                path.is_file()
-                and not (target / name).exists()
-                and not any(fnmatch(name, pattern) for pattern in excluded)
-            ):
+            is_excluded = any(fnmatch(name, pattern) for pattern in excluded)
+            if path.is_file() and not is_excluded and not (target / name).exists():
                 # A callback may delete the file.
                 with contextlib.suppress(FileNotFoundError):
                     _copy_file(path, target / name, link)

@@ -22,20 +22,25 @@ class HyperParamSearchBackendBase:
     Attributes:
         name: its name in `backend=`.
         pip_package: the package to install; None if it equals the name.
+        modules: the modules that have to be installed.
+        function: "module:function" that `run` calls.
     """
 
     name: str
     pip_package: str | None = None
+    modules: tuple[str, ...] = ()
+    function: str
 
-    @staticmethod
-    def is_available() -> bool:
-        raise NotImplementedError("A backend has to say whether it is available.")
+    @classmethod
+    def is_available(cls) -> bool:
+        return all(find_spec(name) is not None for name in cls.modules)
 
     def run(
         self, trainer: TrainerContext, n_trials: int, direction: Any, **kwargs: Any
     ) -> BestRun | list[BestRun] | None:
         """Run the search and return the best trial."""
-        raise NotImplementedError(f"{type(self).__name__} has to define run().")
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
 
     def default_hp_space(self, trial: Any) -> dict[str, Any]:
         """Return the space of a search without `hp_space`."""
@@ -50,22 +55,7 @@ class HyperParamSearchBackendBase:
         return f"`pip install {cls.pip_package or cls.name}`"
 
 
-class _LibraryBackend(HyperParamSearchBackendBase):
-    modules: tuple[str, ...]
-    function: str
-
-    @classmethod
-    def is_available(cls) -> bool:
-        return all(find_spec(name) is not None for name in cls.modules)
-
-    def run(
-        self, trainer: TrainerContext, n_trials: int, direction: Any, **kwargs: Any
-    ) -> BestRun | list[BestRun] | None:
-        module, _, name = self.function.partition(":")
-        return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
-
-
-class OptunaBackend(_LibraryBackend):
+class OptunaBackend(HyperParamSearchBackendBase):
     """Optuna, with the keywords of `create_study` and `Study.optimize`; `n_jobs` trials run in parallel processes."""
 
     name = "optuna"
@@ -74,7 +64,7 @@ class OptunaBackend(_LibraryBackend):
     default_hp_space = staticmethod(default_hp_space_optuna)
 
 
-class RayTuneBackend(_LibraryBackend):
+class RayTuneBackend(HyperParamSearchBackendBase):
     """Ray Tune, with the keywords of `ray.tune.run`; trials run in parallel processes, on any number of machines."""
 
     name = "ray"
@@ -84,7 +74,7 @@ class RayTuneBackend(_LibraryBackend):
     default_hp_space = staticmethod(default_hp_space_ray)
 
 
-class WandbBackend(_LibraryBackend):
+class WandbBackend(HyperParamSearchBackendBase):
     """A sweep of Weights & Biases, with `sweep_id`, `project`, `name`, `entity` and `metric`; its agent runs here."""
 
     name = "wandb"

@@ -51,13 +51,7 @@ STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUN
 def run_hp_search_optuna(
     trainer: TrainerContext, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
 ) -> BestRun | list[BestRun]:
-    """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
-
-    Raises:
-        TypeError: a keyword of neither `create_study` nor `Study.optimize`.
-        ValueError: the study in the storage has other directions.
-        RuntimeError: no trial was completed.
-    """
+    """Search with Optuna, as `Trainer.hyperparameter_search` describes it."""
     optuna = load_in_thread(__import__, "optuna")
     study_names = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
     optimize_names = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}

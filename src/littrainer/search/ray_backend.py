@@ -67,11 +67,6 @@ def search_with_ray(trainer: TrainerContext, n_trials: int, direction: str, **kw
 
     Returns:
         the best trial that has not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
-
-    Raises:
-        ValueError, TypeError: an unknown keyword, or more than one GPU per trial.
-        RuntimeError: the scheduler needs evaluations during training, or no trial was completed.
-        Exception: the script is wrong for every trial, or several processes run this search.
     """
     args, scheduler = trainer.args, kwargs.get("scheduler")
     reject_multiple_processes(args, 'backend="ray"')

@@ -84,11 +84,6 @@ def run_trial(
         trial: an Optuna trial, or a dict of parameters.
         resume_from_checkpoint: a checkpoint of this trial, which has been evaluated before.
         on_last_evaluation: called with the metrics of an evaluation at the end, if none was reported during training.
-
-    Raises:
-        SearchMistake: the script is wrong for every trial.
-        optuna.TrialPruned: the trial was pruned.
-        Exception: an error of the script.
     """
     # The previous trial's error may have referred to memory until now.
     trainer.release_training_memory()

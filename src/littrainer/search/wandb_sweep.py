@@ -52,10 +52,6 @@ def run_hp_search_wandb(trainer: TrainerContext, n_trials: int, direction: str, 
 
     Returns:
         the best of this agent's trials, with the sweep's id as `run_summary`.
-
-    Raises:
-        SearchMistake: a keyword is unknown, or the space is not a sweep configuration.
-        RuntimeError: no trial is complete.
     """
     for name in kwargs:
         if name not in KEYWORDS:
@@ -85,13 +81,10 @@ class _Sweep:
     ):
         self.trainer, self.run_trial, self.direction = trainer, run_trial, direction
         self.metric, self.owner = metric or "eval/loss", {"entity": None, "project": None, **owner}
-        self.parameters: dict[str, Any] = {}
         self.trials: list[TrialRecord] = []
         self.error: BaseException | None = None
         if not sweep_id:
-            configuration = self._make_configuration(name)
-            self.parameters = dict(configuration["parameters"])
-            sweep_id = _wandb().sweep(configuration, **self.owner)
+            sweep_id = _wandb().sweep(self._make_configuration(name), **self.owner)
         self.id = sweep_id
         logger.info("The sweep of Weights & Biases is %s.", sweep_id)
         self.record = SearchRecord(trainer.args, "wandb", [direction], str(sweep_id))
@@ -129,8 +122,8 @@ class _Sweep:
             # The agent continues after an error.
             raise self.error
         run = _wandb().run or _wandb().init()
-        names = self.parameters or [name for name in dict(run.config) if not name.startswith("_")]
-        trial = SweepTrial({name: value for name, value in dict(run.config).items() if name in names}, run.id)
+        drawn = {name: value for name, value in dict(run.config).items() if not name.startswith("_")}
+        trial = SweepTrial(drawn, run.id)
         # As in transformers.
         run.config.update({"assignments": {}, "metric": self.metric}, allow_val_change=True)
         folder = self.trainer._get_output_dir(trial=trial)

@@ -71,9 +71,6 @@ class MLflowCallback(TrackerCallback):
             self._ml_flow.set_tags(json.loads(tags))
 
     def _open_run(self, args: Any, state: Any) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if uri and not self._ml_flow.is_tracking_uri_set():
-            self._ml_flow.set_tracking_uri(uri)
         is_nested = is_enabled_in_environment("MLFLOW_NESTED_RUN")
         active = self._active_run_id()
         if active is not None and not is_nested and os.environ.get("MLFLOW_RUN_ID") in (None, "", active):

@@ -24,13 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_trackers(report_to: Any) -> list[Any]:
-    """Create the callbacks for the services in `report_to`.
-
-    Raises:
-        TypeError: an item is neither a name nor a Lightning logger.
-        ValueError: a name is unknown.
-        ImportError: the package of a service is not installed.
-    """
+    """Create the callbacks for the services in `report_to`."""
     chosen = list_trackers(report_to)
     if chosen == ["all"]:
         chosen = list_available_services()

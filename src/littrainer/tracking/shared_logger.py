@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch.loggers import Logger
-
-
-class SharesRun(Protocol):
-    has_failed: bool
-
-    @property
-    def step_metric(self) -> str | None: ...
-
-    def find_lightning_logger(self) -> Any: ...
-
-    def give_up(self, error: BaseException) -> None: ...
 
 
 class SharedLogger(Logger):
     """Proxy of a tracker's Lightning logger that neither ends the run nor fails the training.
 
     Other attributes, such as `experiment`, are read from the tracker's logger. The run may start after this logger.
+
+    Parameters:
+        tracker: a `TrackerCallback`.
     """
 
-    def __init__(self, tracker: SharesRun):
+    def __init__(self, tracker: Any):
         super().__init__()
         self._tracker = tracker
 

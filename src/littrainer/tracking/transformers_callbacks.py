@@ -28,12 +28,18 @@ from littrainer.tracking.base import (
 TRANSFORMERS_MODULE = "transformers.integrations.integration_utils"
 EVENTS_OF_STEPS = ("on_step_begin", "on_step_end", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
-# Services whose runs end after a failure; other clients mark open runs as failed.
-ENDED_BY_FAILURES = ("codecarbon", "dvclive")
+# Service whose run ends after a failure -> its client's attribute and method; other clients mark open runs as failed.
+ENDED_BY_FAILURES = {"codecarbon": ("tracker", "stop"), "dvclive": ("live", "end")}
 
 
 class TransformersTracker(TrackerCallback):
     """Base class of trackers that use a callback of transformers."""
+
+    def release(self) -> None:
+        attribute, method = ENDED_BY_FAILURES.get(self.service, ("", ""))
+        client = getattr(self, attribute, None)
+        if client is not None:
+            getattr(client, method)()
 
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
         """End the run of a trial, and of services in `ENDED_BY_FAILURES`."""
@@ -60,25 +66,6 @@ class _ClearML(TransformersTracker):
             self._clearml_task.close()
 
 
-class _CodeCarbon(TransformersTracker):
-    """CodeCarbon tracker that stops after failures too, since stopping writes the file."""
-
-    tracker: Any = None
-
-    def release(self) -> None:
-        if self.tracker is not None:
-            self.tracker.stop()
-
-
-class _DagsHub(TransformersTracker):
-    """DagsHub tracker with advice if the repository is unknown; transformers' callback raises AttributeError."""
-
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise RuntimeError("MLFLOW_TRACKING_URI is not set; call dagshub.init(repo_owner=..., repo_name=...)")
-        super().setup(args, state, model, **kwargs)
-
-
 class _DVCLive(TransformersTracker):
     """DVCLive tracker that saves the model itself: transformers' callback would create a Trainer of transformers."""
 
@@ -99,10 +86,6 @@ class _DVCLive(TransformersTracker):
             write_final_model(folder, args, model, processing_class)
             self.live.log_artifact(folder, name=name, type="model", copy=True)
         self.live.end()
-
-    def release(self) -> None:
-        if self.live is not None:
-            self.live.end()
 
 
 class _SwanLab(TransformersTracker):
@@ -136,13 +119,7 @@ class _SwanLabClient:
             return None
 
 
-BASE_CLASSES: dict[str, type] = {
-    "clearml": _ClearML,
-    "codecarbon": _CodeCarbon,
-    "dagshub": _DagsHub,
-    "dvclive": _DVCLive,
-    "swanlab": _SwanLab,
-}
+BASE_CLASSES: dict[str, type] = {"clearml": _ClearML, "dvclive": _DVCLive, "swanlab": _SwanLab}
 
 
 def _mask_model(model: Any) -> Any:
@@ -201,15 +178,11 @@ def _tracker_class(name: str, service: str) -> type:
     if original is None:
         raise ImportError(f"report_to={service!r} needs a release of transformers that has {name}: install another.")
 
-    def __init__(self: TrackerCallback, *args: Any, **kwargs: Any) -> None:
-        require_installed(service)
-        original.__init__(self, *args, **kwargs)
-
     # transformers' TrainerCallback, whose events do nothing, is the base class before object.
     base = original.__mro__[-2]
     overridden = [event for event in EVENTS if getattr(original, event, None) is not getattr(base, event, None)]
     members: dict[str, Any] = {event: _wrap_event(getattr(original, event)) for event in overridden}
-    members.update(service=service, __init__=__init__, __module__=__name__, __doc__=original.__doc__)
+    members.update(service=service, __module__=__name__, __doc__=original.__doc__)
     tracker = type(name, (original, TransformersTracker), members)
     if service in BASE_CLASSES:
         tracker = type(name, (BASE_CLASSES[service], tracker), {"__module__": __name__, "__doc__": original.__doc__})
