@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -143,7 +144,7 @@ class TrainerHooks(TrainerAttributesBase):
         self.callback_handler = CallbackHandler(
             default_callbacks, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        argument_callbacks = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
+        argument_callbacks = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self.args, self)]
         for callback in [*argument_callbacks, *normalize_callbacks(callbacks)]:
             add_callback(callback)
         if not has_progress_bar(self.lightning_callbacks, self.args):
@@ -526,7 +527,8 @@ class TrainerHooks(TrainerAttributesBase):
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         with run_lightning.group_validations(self):
-            metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
+            evaluate = functools.partial(self.evaluate, ignore_keys=ignore_keys_for_eval)
+            metrics = log_eval_save.evaluate_in_training(self.args, self.state.global_step, evaluate)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if is_metric_driven(self.lr_scheduler) and not skip_scheduler:
             step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)

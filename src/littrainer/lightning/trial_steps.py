@@ -20,7 +20,7 @@ from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.lightning_adapter.run_lightning import fit
 from littrainer.lightning_adapter.trainer_context import TrainerContext
 from littrainer.loop.checks import check_before_training
-from littrainer.loop.model_preparation import prepare_model_for_training
+from littrainer.loop.model_preparation import PreparedTrainer, prepare_model_for_training
 from littrainer.loop.overrides import find_overrides
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.run import TrainingRun
@@ -41,7 +41,7 @@ CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
 MAX_CONTAINERS = 10_000
 
 
-class TrialContext(TrainerContext, Protocol):
+class TrialContext(TrainerContext, PreparedTrainer, Protocol):
     lr_scheduler: Any
     train_dataset: Any
     update_guard: Any

@@ -87,7 +87,7 @@ class Clock(StepPolicy):
                 logger.warning("%s could not be deleted (%s): it counts once.", path, error)
         return sorted(new)
 
-    def after_save_or_evaluation(self, has_saved: bool, has_evaluated: bool) -> None:
+    def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
         """Restart the minutes after any save or evaluation."""
         now = time.monotonic()
         for flag, is_done in (("should_save", has_saved), ("should_evaluate", has_evaluated)):

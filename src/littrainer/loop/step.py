@@ -220,8 +220,8 @@ class TrainingStep:
             learning_rate=self.learning_rate,
         )
         if any(flags):
-            for policy in self.policies["after_save_or_evaluation"]:
-                policy.after_save_or_evaluation(*flags)
+            for policy in self.policies["restart_intervals"]:
+                policy.restart_intervals(*flags)
         self.speed.enter("other")
         if calls_events:
             self.sync_control_flags(STOPPING_FLAGS)

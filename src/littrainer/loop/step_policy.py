@@ -38,8 +38,8 @@ class StepPolicy:
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
         """Raise flags of the control, before the processes synchronize them."""
 
-    def after_save_or_evaluation(self, has_saved: bool, has_evaluated: bool) -> None:
-        """Run after a step that saved or evaluated."""
+    def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
+        """Restart minutes that count from the last save or evaluation."""
 
     def record(self) -> dict[str, Any]:
         """Return entries of the resume record."""
@@ -50,7 +50,7 @@ class StepPolicy:
 
 
 MOMENTS = (
-    *("on_window_begin", "forward_and_backward", "should_skip_step", "on_step_end", "after_save_or_evaluation"),
+    *("on_window_begin", "forward_and_backward", "should_skip_step", "on_step_end", "restart_intervals"),
     *("record", "resume"),
 )
 
