@@ -46,10 +46,6 @@ def should_push_automatically(source: KeywordSource) -> bool:
     return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
-def select_trackers(source: KeywordSource) -> Any:
-    return "none" if count_development_batches(source) else source.args.report_to
-
-
 @contextmanager
 def apply_fast_dev_run(
     source: KeywordSource, callbacks: list[Any], has_eval_dataset: bool, resume_from_checkpoint: Any
