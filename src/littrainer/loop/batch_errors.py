@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
 
 
-def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates: bool = False) -> None:
+class FailedTrainer(Protocol):
+    args: TrainingArguments
+    state: TrainerState
+    model: Any
+    is_in_train: bool
+
+
+def note_batch(error: Exception, trainer: FailedTrainer, doing: str, batch: Any, evaluates: bool = False) -> None:
     """Add notes with the batch and advice to an error without notes.
 
     Parameters:
@@ -41,7 +48,7 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
 
 
 @contextmanager
-def note_reading_errors(trainer: Any, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
+def note_reading_errors(trainer: FailedTrainer, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
     """Run a block that reads data, and add notes with the samples to its errors."""
     try:
         yield

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -28,10 +28,24 @@ from littrainer.model.traversal import clear_gradients
 from littrainer.runtime.weak_attributes import weak_property
 
 if TYPE_CHECKING:
-    from littrainer.loop.run import TrainingRun
+    from littrainer.data.windows import WindowLoader
 
 STOPPING_FLAGS = ("should_training_stop", "should_epoch_stop")
 CONTROL_FLAGS = (*STOPPING_FLAGS, "should_save", "should_evaluate", "should_log")
+
+
+class RunContext(Protocol):
+    """The training that a step belongs to."""
+
+    trainer: Any
+    windows: WindowLoader
+    epoch: int
+    trial: Any
+    ignore_keys_for_eval: Sequence[str] | None
+    start_time: float
+
+    @property
+    def folder(self) -> str: ...
 
 
 class TrainingStep:
@@ -47,7 +61,7 @@ class TrainingStep:
     run = weak_property("_run")
     trainer = weak_property("_trainer")
 
-    def __init__(self, run: TrainingRun):
+    def __init__(self, run: RunContext):
         trainer = run.trainer
         args, session = trainer.args, trainer.session
         self.run = run
