@@ -78,8 +78,8 @@ FOR_THEIR_TIME = (
     "tracking/test_transformers_callbacks.py::test_under_the_redirection_the_classes_derive_from_transformers_own",
     "tracking/test_trials.py",
     "loop/test_health.py::test_many_batches_can_be_skipped_between_two_checkpoints",
-    "loop/test_interruption_report.py::test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130",
-    "loop/test_memory_report.py",
+    "loop/test_preemption.py::test_ctrl_c_ends_all_processes_in_two_lines_and_with_status_130",
+    "loop/test_reports.py::test_allocated_and_peak_memory_of_a_stage_are_separate",
 )
 
 LEFT_OUT = frozenset(FOR_WHAT_THEY_WOULD_INSTALL + FOR_THEIR_TIME)

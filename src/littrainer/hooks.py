@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -35,7 +36,7 @@ from littrainer.checkpoint.writer import write_tokenizer_and_args
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
-from littrainer.data.limits import is_overfit_run
+from littrainer.data.limits import count_development_batches, is_overfit_run
 from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.packing import pack_documents
 from littrainer.data.resume.rng import get_rng_states
@@ -49,7 +50,6 @@ from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
 from littrainer.loop.checks import check_arguments, check_construction
-from littrainer.loop.fast_dev_run import select_trackers
 from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
 from littrainer.loop.overrides import find_overrides
@@ -151,7 +151,8 @@ class TrainerHooks(TrainerAttributesBase):
         self.callback_handler = CallbackHandler(
             default_callbacks, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        argument_callbacks = [*create_trackers(select_trackers(self)), *make_jit_checkpoint_callbacks(self)]
+        trackers = "none" if count_development_batches(self) else self.args.report_to
+        argument_callbacks = [*create_trackers(trackers), *make_jit_checkpoint_callbacks(self.args, self)]
         for callback in [*argument_callbacks, *normalize_callbacks(callbacks)]:
             add_callback(callback)
         if not has_progress_bar(self.lightning_callbacks, self.args):
@@ -534,7 +535,8 @@ class TrainerHooks(TrainerAttributesBase):
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         with run_lightning.group_validations(self):
-            metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
+            evaluate = functools.partial(self.evaluate, ignore_keys=ignore_keys_for_eval)
+            metrics = log_eval_save.evaluate_in_training(self.args, self.state.global_step, evaluate)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if is_metric_driven(self.lr_scheduler) and not skip_scheduler:
             step_on_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)

@@ -281,7 +281,9 @@ def train(
     reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
-        apply_fast_dev_run(trainer, resume_from_checkpoint),
+        apply_fast_dev_run(
+            trainer, trainer.callback_handler.callbacks, trainer.eval_dataset is not None, resume_from_checkpoint
+        ),
         contextlib.nullcontext() if is_on_ray else folder_lock,
         notify_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         report_pushes_on_error(lambda: trainer.push_in_progress),

@@ -149,15 +149,6 @@ def test_an_epoch_that_a_callback_ended_is_not_continued(tmp_path: Path) -> None
     assert differences_after_resuming(tmp_path, build, 1, 2, 3, 5, 6) == {}
 
 
-def test_a_stream_with_state_is_not_read_again(tmp_path: Path) -> None:
-    settings = {"max_steps": 10, "save_steps": 8}
-    noisy_trainer(tmp_path, StreamWithState(vector_rows(60)), **settings).train()
-    stream = StreamWithState(vector_rows(60))
-    noisy_trainer(tmp_path, stream, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    # Two steps and a prefetched batch.
-    assert stream.rows_read == 3 * 4
-
-
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_streamed_dataset_is_read_again_only_with_a_shuffle_buffer(tmp_path: Path, shuffled: bool) -> None:
     from datasets import Dataset

@@ -110,20 +110,6 @@ def test_a_smaller_size_is_used_from_then_on_with_a_single_warning_and_restored_
     assert "in optimizer step 1," in message and "2 of 5 rows with 6 elements each fit" in message
 
 
-def test_the_shape_of_a_resized_buffer_is_restored(tmp_path: Path) -> None:
-    class Growing(SmallMemory):
-        def __init__(self, room: int) -> None:
-            super().__init__(room)
-            self.register_buffer("rows_seen", torch.zeros(0))
-
-        def logits(self, x: torch.Tensor) -> torch.Tensor:
-            if self.training:
-                self.rows_seen.resize_(len(self.rows_seen) + len(x))[-len(x) :] = 1
-            return super().logits(x)
-
-    assert run_out(tmp_path, Growing(2)).model.rows_seen.tolist() == [1] * 15
-
-
 def test_a_rerun_does_not_change_random_streams(tmp_path: Path) -> None:
     class Dropping(SmallMemory):
         def logits(self, x: torch.Tensor) -> torch.Tensor:

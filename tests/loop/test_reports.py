@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from transformers import trainer_pt_utils as theirs
 
 from littrainer.loop import reports
+from littrainer.loop.reports import MemoryReport
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -122,3 +125,49 @@ def test_a_metric_that_json_cannot_hold_is_named_before_anything_is_written(tmp_
     with pytest.raises(TypeError, match=r"eval_results\.json cannot hold the metric 'eval_f1'.* float32"):
         reports.save_metrics(str(tmp_path), "eval", {"a": 1, "eval_f1": np.float32(0.5)}, combined=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+MIB = 2**20
+
+
+def test_allocated_and_peak_memory_of_a_stage_are_separate() -> None:
+    report, metrics = MemoryReport(True), {}
+    report.start("init")
+    report.stop("init")
+    with report.measure("train"):
+        lasting = torch.ones(60 * MIB // 4)
+        temporary = torch.ones(100 * MIB // 4)
+        del temporary
+        report.stop("train", metrics)
+    assert lasting.numel()
+    assert 50 * MIB < metrics["train_mem_cpu_alloc_delta"] < 90 * MIB
+    assert metrics["train_mem_cpu_peaked_delta"] > 60 * MIB
+
+
+def test_a_stage_is_part_of_its_outer_stage() -> None:
+    report = MemoryReport(True)
+    inner: dict[str, Any] = {}
+    outer: dict[str, Any] = {}
+    with report.measure("train"):
+        with report.measure("eval"):
+            report.stop("eval", inner)
+        report.stop("train", outer)
+    assert not inner and "train_mem_cpu_alloc_delta" in outer
+
+
+def test_the_stage_after_a_failed_stage_is_reported() -> None:
+    report, metrics = MemoryReport(True), {}
+    with pytest.raises(KeyError), report.measure("train"):
+        raise KeyError
+    with report.measure("eval"):
+        report.stop("eval", metrics)
+    assert "eval_mem_cpu_alloc_delta" in metrics
+
+
+def test_a_missing_psutil_is_named_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    quiet_trainer(tmp_path)
+    with pytest.raises(ImportError, match=r"skip_memory_metrics=False.*pip install psutil"):
+        quiet_trainer(tmp_path, skip_memory_metrics=False)

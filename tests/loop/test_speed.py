@@ -160,30 +160,23 @@ def test_each_part_is_timed_in_both_loops(
         assert sum(logs[f"speed/{part}_seconds"] for part in expected) == pytest.approx(at - before)
 
 
-def test_the_remaining_seconds_include_evaluations_and_saves(tmp_path: Path, now: Now) -> None:
-    _, callback = train(
-        *(tmp_path, now),
-        per_device_train_batch_size=2,
-        num_train_epochs=1,
-        eval_strategy="steps",
-        eval_steps=4,
-        save_strategy="steps",
-        save_steps=5,
-    )
-    estimates = [(at, logs["speed/seconds_left"]) for at, logs in callback.logged if "loss" in logs]
-    assert len(estimates) == 12
+@pytest.mark.parametrize(
+    ("changes", "logs", "first_exact"),
+    [
+        ({"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 5}, 12, 5),
+        ({"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2}, 24, 12),
+    ],
+    ids=["by steps", "by epochs"],
+)
+def test_the_remaining_seconds_include_evaluations_and_saves(
+    tmp_path: Path, now: Now, changes: dict[str, Any], logs: int, first_exact: int
+) -> None:
+    _, callback = train(tmp_path, now, **{"per_device_train_batch_size": 2, "num_train_epochs": 1, **changes})
+    estimates = [(at, logged["speed/seconds_left"]) for at, logged in callback.logged if "loss" in logged]
+    assert len(estimates) == logs
     # After the first evaluation and save estimates are exact, except for a prefetched batch.
-    for at, remaining in estimates[5:]:
+    for at, remaining in estimates[first_exact:]:
         assert at + remaining == pytest.approx(now.seconds, abs=2 * SECONDS["row"])
-
-
-def test_the_remaining_seconds_at_the_end_of_an_epoch_include_its_evaluation_and_save(tmp_path: Path, now: Now) -> None:
-    by_epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
-    _, callback = train(tmp_path, now, **by_epochs)
-    estimates = [(at, logs["speed/seconds_left"]) for at, logs in callback.logged if "loss" in logs]
-    assert len(estimates) == 18
-    for at, remaining in estimates[6:]:
-        assert at + remaining == pytest.approx(now.seconds, abs=4 * SECONDS["row"])
 
 
 def test_tokens_and_padding_are_counted(tmp_path: Path) -> None:

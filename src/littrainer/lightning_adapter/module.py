@@ -207,8 +207,8 @@ class TrainerModule(DeferredClosureModule):
         return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        if self.step.splitter is not None:
-            # The splitter ran backward with the forward pass.
+        if self.step.policies["forward_and_backward"]:
+            # Backward ran with the forward pass.
             return
         if not self.automatic_optimization:
             self.step.speed.enter("backward")

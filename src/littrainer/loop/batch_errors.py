@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationLoop
 
 
-def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates: bool = False) -> None:
+class FailedTrainer(Protocol):
+    args: TrainingArguments
+    state: TrainerState
+    model: Any
+    is_in_train: bool
+
+
+def note_batch(error: Exception, trainer: FailedTrainer, doing: str, batch: Any, evaluates: bool = False) -> None:
     """Add notes with the batch and advice to an error without notes.
 
     Parameters:
@@ -41,7 +48,7 @@ def note_batch(error: Exception, trainer: Any, doing: str, batch: Any, evaluates
 
 
 @contextmanager
-def note_reading_errors(trainer: Any, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
+def note_reading_errors(trainer: FailedTrainer, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
     """Run a block that reads data, and add notes with the samples to its errors."""
     try:
         yield
@@ -265,31 +272,23 @@ def _advise_on_pickling(context: ErrorContext) -> str | None:
     )
 
 
-# Torch's message on a loader process's exit -> reason and advice.
+# Torch's message on a loader process's exit -> advice; the last fits any other.
 WORKER_EXIT_MESSAGES = {
     "killed by signal: Killed": "The system killed a loader process, usually because memory ran out: lower "
     "dataloader_num_workers ({workers}) or dataloader_prefetch_factor, or let the dataset keep less in memory.",
     "killed by signal: Bus error": "A loader process had no shared memory left, as in a container with a small "
     "/dev/shm: enlarge it (docker run --shm-size=8g), or lower dataloader_num_workers ({workers}).",
-    "killed by signal: (?P<how>(Segm|Abort|Floating|Illegal)[a-z ]*)": "A library that the dataset or the collator "
-    "calls crashed in a loader process ({how}): python -X faulthandler, with dataloader_num_workers=0, shows where.",
-    "killed by signal: (?P<how>[^.]*)": "A loader process was ended by a signal from outside ({how}), as timeout, a "
-    "scheduler or a person sends it.{saving}",
-    "exit code (?P<how>\\d+)": "The dataset, the collator or a library of theirs ended a loader process with status "
-    "{how}, as os._exit() and sys.exit() do: run once with dataloader_num_workers=0 (it is {workers}) to see where.",
-    "": "A loader process ended without an error, as by os._exit(0) in the dataset, the collator or a library of "
-    "theirs: run once with dataloader_num_workers=0 (it is {workers}) to see where.",
+    "killed by signal: Terminated": "A loader process was ended by a signal from outside, as timeout, a scheduler or a "
+    "person sends it.",
+    "": "The dataset, the collator or a library of theirs ended a loader process: run once with "
+    "dataloader_num_workers=0 (it is {workers}) to see where, and with python -X faulthandler if it crashed.",
 }
 
 
-def _advise_on_lost_loader_process(context: ErrorContext) -> str | None:
+def _advise_on_lost_loader_process(context: ErrorContext) -> str:
     message = f"{context.error} {context.error.__cause__}"
-    match, text = next(
-        (match, text) for pattern, text in WORKER_EXIT_MESSAGES.items() if (match := re.search(pattern, message))
-    )
-    saving = " With enable_jit_checkpoint=True training saves a checkpoint on SIGTERM and stops."
-    facts = match.groupdict() | {"saving": "" if context.args.enable_jit_checkpoint else saving}
-    return text.format(workers=context.args.dataloader_num_workers, **facts)
+    text = next(text for part, text in WORKER_EXIT_MESSAGES.items() if part in message)
+    return text.format(workers=context.args.dataloader_num_workers)
 
 
 # Pattern of "type: message" -> advice, or a function that returns it.

@@ -102,32 +102,27 @@ def check_is_dataset(dataset: Any, name: str, method: str) -> None:
         method: the Trainer's method that returns its loader.
     """
     if isinstance(dataset, DataLoader):
-        raise TypeError(
-            f"{name} is a {type(dataset).__name__}, and the Trainer makes one from a dataset: pass its dataset, or "
-            f"override {method}() to return the loader itself."
-        )
-    if isinstance(dataset, str):
-        raise TypeError(
-            f"{name} is text ({dataset!r}), and has to be a dataset: load it first, such as with "
-            "datasets.load_dataset(...)."
-        )
-    if isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{name} is {kind_of(dataset)}, which can be gone through only once and has no length: pass list(...) of "
-            "it, or a torch.utils.data.IterableDataset whose __iter__ begins again."
-        )
-    if type(dataset).__name__ == "DataFrame" and hasattr(dataset, "iloc"):
-        raise TypeError(
-            f"{name} is a DataFrame, and has to be a dataset of samples: pass datasets.Dataset.from_pandas(frame), or "
-            'frame.to_dict("records").'
-        )
+        found = f"a {type(dataset).__name__}, and the Trainer makes one from a dataset"
+        advice = f"pass its dataset, or override {method}() to return the loader itself"
+    elif isinstance(dataset, str):
+        found = f"text ({dataset!r}), and has to be a dataset"
+        advice = "load it first, such as with datasets.load_dataset(...)"
+    elif isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
+        found = f"{kind_of(dataset)}, which can be gone through only once and has no length"
+        advice = "pass list(...) of it, or a torch.utils.data.IterableDataset whose __iter__ begins again"
+    elif type(dataset).__name__ == "DataFrame" and hasattr(dataset, "iloc"):
+        found = "a DataFrame, and has to be a dataset of samples"
+        advice = 'pass datasets.Dataset.from_pandas(frame), or frame.to_dict("records")'
     # A dict with keys from 0 can be read like a list.
-    if isinstance(dataset, Mapping) and 0 not in dataset:
+    elif isinstance(dataset, Mapping) and 0 not in dataset:
         names = ", ".join(map(repr, dataset))
-        raise TypeError(
-            f"{name} is {kind_of(dataset)} with {names}, and has to be one dataset: where these are splits, pass "
-            f"one of them; where they are columns, pass datasets.Dataset.from_dict(...)."
+        found = f"{kind_of(dataset)} with {names}, and has to be one dataset"
+        advice = (
+            "where these are splits, pass one of them; where they are columns, pass datasets.Dataset.from_dict(...)"
         )
+    else:
+        return
+    raise TypeError(f"{name} is {found}: {advice}.")
 
 
 def validate_optimizers(optimizers: Any) -> tuple[Any, Any]:

@@ -32,7 +32,7 @@ class Clock(StepPolicy):
         flags: synchronizes the flags; None with one process.
 
     Attributes:
-        next_call: `time.monotonic()` before which `on_step_end` has no effect.
+        ended_training: whether `max_minutes` has ended the training.
     """
 
     def __init__(
@@ -49,19 +49,14 @@ class Clock(StepPolicy):
         now = time.monotonic()
         self._due = {flag: now + seconds for flag, seconds in self._seconds.items()}
         self._end = math.inf if args.max_minutes is None else began + 60 * args.max_minutes
-        self._next_file_check = self.next_call = now
+        self._next_file_check = self.next_step_end = now
         self.ended_training = False
         self._undeletable: set[Path] = set()
         for path in self._pop_request_files() if ignores_present_files else ():
             logger.warning("%s was there before this training began and is ignored: training continues.", path)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        now = time.monotonic()
-        self._raise_flags(control, state.global_step, now)
-        if self._flags is not None:
-            self._flags.decided_here.update(name for name in self._flags.names if getattr(control, name))
-
-    def _raise_flags(self, control: TrainerControl, step: int, now: float) -> None:
+        step, now = state.global_step, time.monotonic()
         for flag, due in self._due.items():
             setattr(control, flag, getattr(control, flag) or now >= due)
         if now >= self._end and not self.ended_training:
@@ -76,7 +71,9 @@ class Clock(StepPolicy):
                 logger.warning("%s: training %s at optimizer step %d.", path, REQUEST_FILES[path.name], step)
                 control.should_save = True
                 control.should_training_stop = control.should_training_stop or path.name == "STOP"
-        self.next_call = min(self._next_file_check, self._end, *self._due.values())
+        self.next_step_end = min(self._next_file_check, self._end, *self._due.values())
+        if self._flags is not None:
+            self._flags.decided_here.update(name for name in self._flags.names if getattr(control, name))
 
     def _pop_request_files(self) -> list[Path]:
         present = {path for path in map(self._run_dir.joinpath, REQUEST_FILES) if path.is_file()}
@@ -90,7 +87,7 @@ class Clock(StepPolicy):
                 logger.warning("%s could not be deleted (%s): it counts once.", path, error)
         return sorted(new)
 
-    def begin_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
+    def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
         """Restart the minutes after any save or evaluation."""
         now = time.monotonic()
         for flag, is_done in (("should_save", has_saved), ("should_evaluate", has_evaluated)):

@@ -46,18 +46,16 @@ def should_push_automatically(source: KeywordSource) -> bool:
     return bool(source.args.push_to_hub) and not count_development_batches(source)
 
 
-def select_trackers(source: KeywordSource) -> Any:
-    return "none" if count_development_batches(source) else source.args.report_to
-
-
 @contextmanager
-def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
+def apply_fast_dev_run(
+    source: KeywordSource, callbacks: list[Any], has_eval_dataset: bool, resume_from_checkpoint: Any
+) -> Iterator[None]:
     """Run a training as a trial if `fast_dev_run` is set.
 
     Parameters:
         resume_from_checkpoint: the argument of `train()`, which must be unset in a trial.
     """
-    if not count_development_batches(trainer):
+    if not count_development_batches(source):
         yield
         return
     if resume_from_checkpoint:
@@ -67,10 +65,10 @@ def apply_fast_dev_run(trainer: Any, resume_from_checkpoint: Any) -> Iterator[No
         )
     logger.warning(
         "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and trackers are off.",
-        count_development_batches(trainer),
+        count_development_batches(source),
     )
-    args, callbacks = trainer.args, trainer.callback_handler.callbacks
-    evaluates = trainer.eval_dataset is not None or args.eval_strategy != IntervalStrategy.NO
+    args = source.args
+    evaluates = has_eval_dataset or args.eval_strategy != IntervalStrategy.NO
     strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
     changes = {**TRIAL_ARGUMENTS, "eval_strategy": strategy}
     originals = {name: getattr(args, name) for name in changes}

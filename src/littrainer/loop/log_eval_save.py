@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,8 @@ from littrainer.loop.out_of_memory import is_out_of_memory
 from littrainer.loop.overrides import find_overrides
 
 logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
 
 # Methods whose overrides need the model as it is at the saved step.
 WRITING_METHODS = (
@@ -65,15 +67,15 @@ def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
     return args.async_save and not overridden
 
 
-def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
+def evaluate_in_training(args: TrainingArguments, step: int, evaluate: Callable[[], Metrics]) -> Metrics:
     """Evaluate, with an out-of-memory error that `auto_find_batch_size` does not handle."""
     try:
-        return trainer.evaluate(ignore_keys=ignore_keys)
+        return evaluate()
     except RuntimeError as error:
-        if trainer.args.auto_find_batch_size and is_out_of_memory(error):
+        if args.auto_find_batch_size and is_out_of_memory(error):
             # The message must not match `is_out_of_memory`, since smaller micro-batches would not help.
             raise RuntimeError(
-                f"Memory ran out in the evaluation at optimizer step {trainer.state.global_step}, and "
+                f"Memory ran out in the evaluation at optimizer step {step}, and "
                 "auto_find_batch_size finds a size for training only: lower per_device_eval_batch_size, or set "
                 "eval_accumulation_steps."
             ) from error

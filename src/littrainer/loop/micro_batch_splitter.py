@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import compress
 from typing import Any
 
@@ -18,6 +18,7 @@ from littrainer.data.windows import MicroBatch
 from littrainer.distributed.collectives import all_gather_object, raise_on_all_ranks
 from littrainer.loop.loss_normalization import UNKNOWN, count_rows, detect_split_reduction, select_rows
 from littrainer.loop.out_of_memory import free_memory, is_out_of_memory
+from littrainer.loop.step_policy import StepPolicy
 from littrainer.model.traversal import copy_buffers, list_parameters, restore_buffers
 from littrainer.runtime.weak_attributes import weak_property
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 Forward = Callable[[nn.Module, Any, Any], torch.Tensor]
 
 
-class OomMicroBatchSplitter:
+class OomMicroBatchSplitter(StepPolicy):
     """Forward and backward passes of a window's micro-batches, in parts once memory has run out.
 
     Gradients, buffers and generators are saved at the start of a window, to rerun it. Processes accumulate gradients
@@ -47,7 +48,7 @@ class OomMicroBatchSplitter:
         self._window: list[MicroBatch] = []
         self._error: Exception | None = None
 
-    def forward_micro_batch(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
+    def forward_and_backward(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         """Run forward and backward pass of a micro-batch, and return its loss.
 
         Both are in the same function, so that no reference to a failed graph remains.
@@ -68,6 +69,12 @@ class OomMicroBatchSplitter:
         if micro_batch.is_last_drawn:
             self._end()
         return torch.zeros((), device=self._settings.args.device) if loss is None else loss
+
+    def record(self) -> dict[str, Any]:
+        return {"fitting_elements": self.max_elements}
+
+    def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
+        self.max_elements = self.last_warned = record.get("fitting_elements")
 
     def _begin(self, micro_batch: MicroBatch) -> None:
         settings = self._settings
@@ -101,7 +108,7 @@ class OomMicroBatchSplitter:
         """Return the last loss; None if memory has run out, or an error is pending."""
         try:
             with self._settings.accelerator.no_sync(self._settings.model_wrapped):
-                return [self._forward_and_backward(micro_batch, forward) for micro_batch in micro_batches][-1]
+                return [self._run_in_parts(micro_batch, forward) for micro_batch in micro_batches][-1]
         except Exception as error:
             if is_out_of_memory(error):
                 self._shrink(error)
@@ -111,7 +118,7 @@ class OomMicroBatchSplitter:
                 self._error = error
         return None
 
-    def _forward_and_backward(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
+    def _run_in_parts(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         settings, inputs, number = self._settings, micro_batch.inputs, micro_batch.num_items_in_window
         speed, losses = settings.session.speed, []
         rows, elements = _count_rows_and_elements(inputs)

@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -106,7 +106,14 @@ def sync_forward_failures(args: TrainingArguments, steps: int, is_trial: bool) -
             raise OutOfMemoryOnAnyRank(f"{'This' if ran_out else 'Another'} process ran out of memory.")
 
 
-def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Result:
+class RestartedTrainer(Protocol):
+    args: Any
+    model: Any
+    model_wrapped: Any
+    session: Any
+
+
+def train_with_auto_batch_size(trainer: RestartedTrainer, train: Callable[[], Result]) -> Result:
     """Call `train`, with `auto_find_batch_size` repeatedly with smaller micro-batches until memory suffices.
 
     Each attempt continues with the current model and optimizer. With `global_batch_size` only divisors of it are
@@ -148,7 +155,7 @@ def train_with_auto_batch_size(trainer: Any, train: Callable[[], Result]) -> Res
     )
 
 
-def drop_training_objects(trainer: Any) -> None:
+def drop_training_objects(trainer: RestartedTrainer) -> None:
     trainer.session.lightning.trainer = None
     # A DDP wrapper would continue to all-reduce gradients.
     trainer.model_wrapped = trainer.model

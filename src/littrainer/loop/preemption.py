@@ -38,12 +38,12 @@ INTERRUPTED_EVALUATION = "EvaluationBrokenOff"
 OPTION = "--resume_from_checkpoint"
 
 
-def make_jit_checkpoint_callbacks(trainer: Any) -> list[Any]:
+def make_jit_checkpoint_callbacks(args: TrainingArguments, trainer: object) -> list[Any]:
     """Return transformers' callback for `enable_jit_checkpoint` under the redirection, for scripts that use it.
 
     Setting `is_checkpoint_requested` of its manager saves and stops; `Preemption` handles the signals.
     """
-    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
+    if args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
         # transformers 4 has no such module.
         with suppress(ImportError):
             module: Any = import_module("transformers.trainer_jit_checkpoint")

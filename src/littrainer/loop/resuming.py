@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.checksums import MANIFEST_NAME
@@ -54,7 +55,8 @@ COUNTED = (
 )
 
 
-class ResumedTraining(NamedTuple):
+@dataclass(frozen=True)
+class ResumedTraining:
     """A training whose sizes and arguments a checkpoint records, or is compared with.
 
     Parameters:
@@ -67,7 +69,7 @@ class ResumedTraining(NamedTuple):
     plan: TrainingPlan
     train_batch_size: int
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, Any]:
         args, plan = self.args, self.plan
         return {

@@ -162,10 +162,8 @@ class TrainingRun:
         if self.record is not None and self._has_layout_changed:
             self.record["data"] = position.data
         is_same_data = position.data is not None and not self._has_layout_changed
-        self.step.health.resume(self.record or {}, is_same_data=is_same_data)
-        splitter = self.step.splitter
-        if splitter is not None:
-            splitter.max_elements = splitter.last_warned = (self.record or {}).get("fitting_elements")
+        for policy in self.step.policies["resume"]:
+            policy.resume(self.record or {}, is_same_data)
         self.first_epoch = self.epoch = position.epoch
         if position.epoch_end_is_due:
             self.first_epoch += 1
@@ -192,7 +190,7 @@ class TrainingRun:
 
     def resume_record(self) -> dict[str, Any]:
         """Return the content of `littrainer_resume.pt`."""
-        position, trainer, splitter = self.position(), self.trainer, self.step.splitter
+        position, trainer = self.position(), self.trainer
         training = ResumedTraining(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
         if self.resumed_at is not None:
             # No epoch has begun since the resume.
@@ -200,7 +198,7 @@ class TrainingRun:
         else:
             is_over = position.epoch_end_is_due or not position.micro_batches
             data = self.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
-        return {
+        record = {
             "version": RECORD_VERSION,
             "position": position.dump_fields(*POSITION_FIELDS),
             "sizes": training.sizes,
@@ -210,10 +208,11 @@ class TrainingRun:
             "steps_ahead": self.surplus_steps,
             "lightning_callbacks": collect_lightning_states(trainer.lightning_module),
             "schedule_is_replaced": trainer.is_schedule_overridden,
-            **self.step.health.record(),
-            **({} if splitter is None else {"fitting_elements": splitter.max_elements}),
             "lightning_additions": collect_lightning_additions(trainer.lightning_module, trainer.state.global_step),
         }
+        for policy in self.step.policies["record"]:
+            record.update(policy.record())
+        return record
 
     def position(self) -> DataPosition:
         """Return the position from which a checkpoint at the current step resumes."""

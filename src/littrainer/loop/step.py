@@ -23,7 +23,7 @@ from littrainer.loop.health import LABELS, LOSS, MAX_UNREAD, NORM, RollbackReque
 from littrainer.loop.loss_normalization import detect_loss_reduction
 from littrainer.loop.micro_batch_splitter import OomMicroBatchSplitter
 from littrainer.loop.overrides import find_overrides
-from littrainer.loop.step_policy import MOMENTS, StepPolicy
+from littrainer.loop.step_policy import group_by_moment
 from littrainer.model.traversal import clear_gradients
 from littrainer.runtime.weak_attributes import weak_property
 
@@ -54,7 +54,7 @@ class TrainingStep:
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
         clock: raises flags when their time has come; None except in the first process.
-        splitter: None without `auto_micro_batch`.
+        policies: what watches the steps, by the methods of `StepPolicy` that they override.
         on_step_done: callback that is run once, after logs, evaluation and save of the step.
     """
 
@@ -75,19 +75,12 @@ class TrainingStep:
         self._window = (1, 0, 0)
         self._labels_drawn: torch.Tensor | None = None
         self.health, self.speed = session.health, session.speed
-        self.splitter = OomMicroBatchSplitter(trainer) if args.auto_micro_batch else None
         self._flags = SynchronizedFlags(CONTROL_FLAGS, args.world_size) if args.world_size > 1 else None
         is_first = args.process_index == 0
         self.clock = Clock(args, run.folder, session.began, session.run is None, self._flags) if is_first else None
-        policies: list[StepPolicy] = [self.health]
-        if trainer.preemption.signals:
-            policies.append(trainer.preemption)
-        actions: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-        for policy in policies:
-            for moment, overrides in zip(MOMENTS, actions, strict=True):
-                if getattr(type(policy), moment) is not getattr(StepPolicy, moment):
-                    overrides.append(getattr(policy, moment))
-        self._at_window_begin, self._at_gradients, self._at_step_end = actions
+        splitter = OomMicroBatchSplitter(trainer) if args.auto_micro_batch else None
+        preemption = trainer.preemption if trainer.preemption.signals else None
+        self.policies = group_by_moment([self.health, splitter, self.clock, preemption])
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw a window and count its label tokens, by the overridable `get_batch_samples`."""
@@ -115,8 +108,8 @@ class TrainingStep:
             self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_read - 1)
             if self._labels_drawn is not None:
                 self.health.unread.append((LABELS, self._window, self._labels_drawn))
-            for act in self._at_window_begin:
-                act()
+            for policy in self.policies["on_window_begin"]:
+                policy.on_window_begin()
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
 
     def forward_micro_batch(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
@@ -132,10 +125,10 @@ class TrainingStep:
             speed.enter("forward")
         forward = trainer.training_step if by_training_step else trainer._forward_for_training
         try:
-            if self.splitter is None:
-                loss: torch.Tensor = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
+            if self.policies["forward_and_backward"]:
+                loss: torch.Tensor = self.policies["forward_and_backward"][0].forward_and_backward(micro_batch, forward)
             else:
-                loss = self.splitter.forward_micro_batch(micro_batch, forward)
+                loss = forward(trainer.model_wrapped, inputs, micro_batch.num_items_in_window)
             loss_copy = trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
             trainer.session.flos += float(trainer.floating_point_ops(inputs))
             trainer._track_num_input_tokens(inputs)
@@ -163,9 +156,9 @@ class TrainingStep:
         grad_norm = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=grad_norm)
         self.health.unread.append((NORM, self._window, self.grad_norm))
-        if self._at_gradients:
+        if self.policies["should_skip_step"]:
             try:
-                self.is_step_skipped = any(act() for act in self._at_gradients)
+                self.is_step_skipped = any(policy.should_skip_step() for policy in self.policies["should_skip_step"])
             except RollbackRequested:
                 trainer.session.lightning.end_without_callbacks()
                 raise
@@ -197,11 +190,10 @@ class TrainingStep:
         trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
-        # Comparing here saves a call in each step.
-        if self.clock is not None and time.monotonic() >= self.clock.next_call:
-            self.clock.on_step_end(trainer.state, trainer.control, micro_batch.epoch_fraction >= 1)
-        for act in self._at_step_end:
-            act(trainer.state, trainer.control, micro_batch.epoch_fraction >= 1)
+        for policy in self.policies["on_step_end"]:
+            # Comparing here saves a call in each step.
+            if time.monotonic() >= policy.next_step_end:
+                policy.on_step_end(trainer.state, trainer.control, micro_batch.epoch_fraction >= 1)
         self.sync_control_flags()
         self.log_evaluate_save()
 
@@ -241,8 +233,9 @@ class TrainingStep:
             run.start_time,
             learning_rate=self.learning_rate,
         )
-        if self.clock is not None and any(flags):
-            self.clock.begin_intervals(*flags)
+        if any(flags):
+            for policy in self.policies["restart_intervals"]:
+                policy.restart_intervals(*flags)
         self.speed.enter("other")
         if calls_events:
             self.sync_control_flags(STOPPING_FLAGS)

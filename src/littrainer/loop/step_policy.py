@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from littrainer.callbacks.state import TrainerControl, TrainerState
+    from littrainer.data.windows import MicroBatch
 
 
 class StepPolicy:
-    """Moments of an optimizer step at which a policy can act, in order; steps call overridden methods only."""
+    """Moments of an optimizer step at which a policy can act, in order; steps call overridden methods only.
+
+    Attributes:
+        next_step_end: `time.monotonic()` before which `on_step_end` is not called.
+    """
+
+    next_step_end = 0.0
 
     def on_window_begin(self) -> None:
         """Run before the first forward pass of a window."""
+
+    def forward_and_backward(
+        self, micro_batch: MicroBatch, forward: Callable[[Any, Any, Any], torch.Tensor]
+    ) -> torch.Tensor:
+        """Run the passes of a micro-batch, and return its loss."""
+        raise NotImplementedError
 
     def should_skip_step(self) -> bool:
         """Return whether to skip the optimizer step; gradients are complete and clipped."""
@@ -21,5 +38,28 @@ class StepPolicy:
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
         """Raise flags of the control, before the processes synchronize them."""
 
+    def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
+        """Restart minutes that count from the last save or evaluation."""
 
-MOMENTS = ("on_window_begin", "should_skip_step", "on_step_end")
+    def record(self) -> dict[str, Any]:
+        """Return entries of the resume record."""
+        return {}
+
+    def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
+        """Restore the entries of a resume record; positions only for the same data."""
+
+
+MOMENTS = (
+    *("on_window_begin", "forward_and_backward", "should_skip_step", "on_step_end", "restart_intervals"),
+    *("record", "resume"),
+)
+
+
+def group_by_moment(policies: Iterable[StepPolicy | None]) -> Mapping[str, list[StepPolicy]]:
+    """Return the policies that act at each moment, by the method that they override."""
+    acting: defaultdict[str, list[StepPolicy]] = defaultdict(list)
+    for policy in filter(None, policies):
+        for moment in MOMENTS:
+            if getattr(type(policy), moment) is not getattr(StepPolicy, moment):
+                acting[moment].append(policy)
+    return acting
