@@ -7,6 +7,7 @@ A side's record is made of files that any training script writes: the log histor
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import littrainer
-from tests.fidelity.first_difference import first_difference
 from tests.libraries.small_models import write_models
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -44,13 +45,15 @@ class SideRecord(NamedTuple):
     """A script's results on a side: paths of files and their values.
 
     Attributes:
+        files: paths of all files, files that only littrainer writes left out.
         own_files: paths of files that only littrainer writes.
-        values: path of each other file -> its compared content, or None.
+        values: path of a file -> name in it -> a tensor, or a value of JSON.
         output: what the script printed.
     """
 
+    files: set[str]
     own_files: set[str]
-    values: dict[str, Any]
+    values: dict[str, dict[str, Any]]
     output: str
 
 
@@ -131,30 +134,55 @@ def read_folder(folder: Path, output: str = "") -> SideRecord:
         path for path in folder.rglob("*") if path.is_file() and "models" not in path.relative_to(folder).parts[:1]
     ]
     names = {path.relative_to(folder).as_posix(): path for path in paths}
-    own_files = {name for name, path in names.items() if path.name in LITTRAINER_FILES}
-    values = {name: read_values(path) for name, path in names.items() if name not in own_files}
-    return SideRecord(own_files, values, output)
+    own_paths = {name for name, path in names.items() if path.name in LITTRAINER_FILES}
+    values = {name: values_in(path) for name, path in names.items() if holds_values(path)}
+    return SideRecord(set(names) - own_paths, own_paths, values, output)
 
 
-def read_values(path: Path) -> Any:
-    """Return the weights, or the numbers without durations, in a file; None if it has neither."""
+def holds_values(path: Path) -> bool:
+    """Return whether a file's content is compared."""
+    return path.suffix == ".safetensors" or path.name == "trainer_state.json" or path.name.endswith("results.json")
+
+
+def values_in(path: Path) -> dict[str, Any]:
+    """Return the values of a file by name, without durations."""
     if path.suffix == ".safetensors":
-        return load_file(path)
-    if path.name == "trainer_state.json" or path.name.endswith("results.json"):
-        content = json.loads(path.read_text())
-        content.pop("stateful_callbacks", None)
-        return drop_times(content)
-    return None
+        return dict(load_file(path))
+    content = json.loads(path.read_text())
+    if path.name == "trainer_state.json":
+        state = {name: value for name, value in content.items() if name not in ("log_history", "stateful_callbacks")}
+        # Log entries are numbered, since several may belong to a step.
+        logs = {f"log {number}": entry for number, entry in enumerate(content["log_history"])}
+        content = {**state, **logs}
+    return dict(_flat(content))
 
 
-def drop_times(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {name: drop_times(value) for name, value in content.items() if not any(part in name for part in TIMES)}
-    return [drop_times(value) for value in content] if isinstance(content, list) else content
+def _flat(content: Any, name: str = "") -> list[tuple[str, Any]]:
+    if isinstance(content, dict | list):
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        return [pair for key, value in items for pair in _flat(value, f"{name} / {key}" if name else str(key))]
+    return [] if any(part in name for part in TIMES) else [(name, content)]
 
 
-def list_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Return a line for each file that a side lacks, and for the first difference in each other file."""
-    lines = [f"{path}: only {'ours' if path in ours else 'theirs'}" for path in sorted(ours.keys() ^ theirs.keys())]
-    differences = {path: first_difference(theirs[path], ours[path]) for path in sorted(ours.keys() & theirs.keys())}
-    return lines + [f"{path}{difference}" for path, difference in differences.items() if difference]
+def described(both: Both) -> list[str]:
+    """Return a line for each file that a side lacks and each value that differs, with both values if they are short."""
+    lines = [
+        f"{path}: only {'ours' if path in both.ours.files else 'theirs'}"
+        for path in sorted(both.ours.files ^ both.theirs.files)
+    ]
+    for path in sorted(both.ours.values.keys() & both.theirs.values.keys()):
+        ours, theirs = both.ours.values[path], both.theirs.values[path]
+        for name in sorted(ours.keys() | theirs.keys()):
+            pair = ours.get(name, "absent"), theirs.get(name, "absent")
+            if not are_equal(*pair):
+                is_tensor = any(isinstance(value, torch.Tensor) for value in pair)
+                lines.append(f"{path}: {name}" + ("" if is_tensor else f": ours {pair[0]}, theirs {pair[1]}"))
+    return lines
+
+
+def are_equal(item: Any, other: Any) -> bool:
+    """Return whether two values are equal bit for bit."""
+    if isinstance(item, torch.Tensor) and isinstance(other, torch.Tensor):
+        return item.dtype == other.dtype and torch.equal(item, other)
+    are_nan = isinstance(item, float) and isinstance(other, float) and math.isnan(item) and math.isnan(other)
+    return are_nan or bool(item == other)
