@@ -290,8 +290,10 @@ def gather_objects_across_processes(value: Any, copies: int = 1) -> Any:
     """
     if get_world_size() == 1:
         return value
+    pieces: list[Any] = [None] * get_world_size()
     on_host = map_nested(lambda leaf: leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
-    return _join_objects(all_gather_object(on_host)[::copies])
+    dist.all_gather_object(pieces, on_host)
+    return _join_objects(pieces[::copies])
 
 
 def pad_across_processes(value: Any, dim: int = 0, fill: int = 0, at_start: bool = False) -> Any:
