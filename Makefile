@@ -2,9 +2,10 @@
 # make test    run the quick tests, which every change needs
 # make test-all  run all tests, those of unchanged scripts of TRL, sentence-transformers, setfit and PEFT among them
 # make test-libraries  of these the ones of the unchanged scripts
-# make soak    run what takes longer still, hours: damages, 50 kills, full disks (as root), 100 sequences of layouts,
-#              50 runs that come back by themselves, 200 runs at an address, verified examples, 26 scripts
-#              that fail late and the examples, delays that log_speed finds, 480 random orders of calls
+# make soak    run what takes longer still, hours: damages, 50 kills, full disks (as root), 80 numbers that go wrong,
+#              50 times without memory, 100 sequences of layouts, 50 runs that come back by themselves, 200 runs at an
+#              address, losses of 496 heads, verified examples, 26 scripts that fail late and the
+#              examples, five forecasts, delays that log_speed finds, 480 random orders of calls
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make docs    build the documentation's site into site/, with its links checked
@@ -108,9 +109,9 @@ test-all: $(LIBRARIES)/.installed $(FSSPEC)/.installed
 
 # Of each `make test-all` runs a small sample.
 soak: .venv/.full
-	$(call timed,for part in 'faults.damage' 'faults.damage --bits 20' faults.kills faults.full_disk faults.layouts \
-		faults.chaos faults.remote_folder commands.verified_scripts check.late_failures loop.delays; do \
-		$(BIN)/python -m tests.$$part || exit; done; \
+	$(call timed,for part in 'faults.damage' 'faults.damage --bits 20' faults.kills faults.full_disk faults.numbers \
+		faults.memory faults.layouts faults.chaos faults.remote_folder fidelity.heads commands.verified_scripts \
+		check.late_failures check.forecasts loop.delays; do $(BIN)/python -m tests.$$part || exit; done; \
 		FIDELITY_ORDERS=420 FIDELITY_ORDERS_IN_TWO_PROCESSES=60 $(PYTEST) $(PYTEST_ARGS) -k of_calls \
 		tests/fidelity tests/distributed/test_fidelity_in_two_processes.py)
 

@@ -21,6 +21,7 @@ IN_PROCESSES = (
 
 OF_RANDOM_FAULTS = (
     "runs_with_faults_end_with_the_weights_of_runs_without",
+    "nonfinite_numbers_are_reported_at_the_next_log_and_rolled_back_exactly",
     "each_row_is_trained_once_whatever_the_layouts_of_the_parts",
     "a_run_at_an_unreliable_url_resumes_exactly_or_names_the_url",
 )

@@ -69,6 +69,7 @@ def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: P
     [
         ("x = 1\n", 2, "littrainer check: other.py ended without a call of train(), so there is nothing to check"),
         ("raise SystemExit(7)\n", 7, ""),
+        ("import os\nos._exit(0)\n", 2, "littrainer check: other.py called os._exit(0), so nothing is known"),
         ("raise OSError('no data')\n", 1, "OSError: no data"),
     ],
 )
@@ -82,14 +83,14 @@ def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(
 
 
 ENDS = f"""
-import multiprocessing, sys
+import multiprocessing, os, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
 from small import trainer
 from transformers import TrainerCallback
 
 class Ends(TrainerCallback):
     def on_step_end(self, *_, **__):
-        sys.exit(0)
+        os._exit(9) if "os" in sys.argv else sys.exit(0)
 
 def main():
     trainer(callbacks=[Ends()], changes={{"output_dir": "runs/first"}}).train()
@@ -103,11 +104,12 @@ elif __name__ == "__main__":
 """
 
 
-def test_code_that_ends_the_process_within_the_training_is_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("word", "error"), [("sys", "SystemExit: 0"), ("os", "SystemExit: os._exit(9)")])
+def test_code_that_ends_the_process_within_the_training_is_a_failure(tmp_path: Path, word: str, error: str) -> None:
     (tmp_path / "train.py").write_text(ENDS)
-    done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
+    done = run_python("-m", "littrainer", "check", "train.py", word, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "SystemExit: 0" in done.stdout and "at optimizer step 1" in done.stdout
+    assert error in done.stdout and "at optimizer step 1" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 

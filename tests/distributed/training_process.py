@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import sys
 import threading
@@ -490,31 +489,6 @@ class TracksItsRank(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-def a_nonfinite_row_of_a_process_is_rolled_back_in_all(folder: Path) -> None:
-    rows = vector_rows(40)
-    # Two processes take two rows each in a step; this row belongs to the second process in step 5.
-    rows[18]["x"] = torch.full_like(rows[18]["x"], math.nan)
-    weights = []
-    for policy, samples in (("rollback", rows), ("stop", rows[:16] + rows[20:])):
-        torch.manual_seed(0)
-        trainer = quiet_trainer(
-            folder / policy,
-            trainer_kwargs={"train_dataset": Rows(samples)},
-            max_steps=8,
-            per_device_train_batch_size=2,
-            train_sampling_strategy="sequential",
-            lr_scheduler_type="constant",
-            logging_strategy="steps",
-            logging_steps=3,
-            save_strategy="steps",
-            save_steps=2,
-            on_nonfinite=policy,
-        )
-        trainer.train()
-        weights.append(check_equal(get_weights(trainer)))
-    assert weights[0] == weights[1] and all(map(math.isfinite, weights[0]))
-
-
 class RequestsByFiles(TrainerCallback):
     """Callback of the first process that requests a checkpoint, and then the end; steps are slow."""
 
@@ -573,7 +547,6 @@ CHECKS = (
     speed_counts_all_processes_in_the_time_of_the_first,
     averaged_weights_are_evaluated_saved_and_resumed,
     muon_trains_and_resumes,
-    a_nonfinite_row_of_a_process_is_rolled_back_in_all,
     request_files_tracked_means_and_patience_are_equal_in_all_processes,
 )
 

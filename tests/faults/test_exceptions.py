@@ -62,16 +62,8 @@ def test_an_error_does_not_change_the_next_trainings_numbers(tmp_path: Path, pla
     assert logs[0] == logs[1] and len(logs[0]) == 3
 
 
-@pytest.mark.parametrize(
-    ("event", "error"),
-    [
-        ("on_train_begin", SystemExit(3)),
-        ("on_epoch_begin", KeyboardInterrupt("stop")),
-        ("on_epoch_end", CustomError(2, detail="")),
-        ("on_train_end", KeyboardInterrupt("stop")),
-        ("on_save", CustomError(2, detail="")),
-    ],
-)
+@pytest.mark.parametrize("error", [CustomError(2, detail=""), KeyboardInterrupt("stop"), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end", "on_save"])
 def test_errors_and_interrupts_at_start_or_end_are_raised(tmp_path: Path, event: str, error: BaseException) -> None:
     trainer = fail_in_event(event)(tmp_path, Fuse(error, at_call=1), save_strategy="steps")
     with pytest.raises(type(error)) as caught:

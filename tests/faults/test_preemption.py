@@ -97,9 +97,8 @@ MOMENTS: dict[str, tuple[str, int, int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "kind"), [*((place, Trainer) for place in MOMENTS), ("in the middle of an update", StepwiseTrainer)]
-)
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("place", MOMENTS)
 def test_training_stops_with_a_checkpoint_that_resumes_exactly(tmp_path: Path, place: str, kind: type[Trainer]) -> None:
     event, step, saved = MOMENTS[place]
     uninterrupted = make(tmp_path / "whole", kind=kind)

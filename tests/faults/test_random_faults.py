@@ -31,6 +31,11 @@ def test_runs_with_faults_end_with_the_weights_of_runs_without() -> None:
     assert re.search(r" [0-3] optimizer steps lost at a fault, at most; saves are 3 apart", printed)
 
 
+def test_nonfinite_numbers_are_reported_at_the_next_log_and_rolled_back_exactly() -> None:
+    printed = run_script("numbers", "--faults", "4", "--in-two-processes", "2", "--seed", "3")
+    assert "in 1 process: {'well': 4}" in printed and "in 2 processes: {'well': 2}" in printed
+
+
 def test_each_row_is_trained_once_whatever_the_layouts_of_the_parts() -> None:
     assert "0 with rows lost or doubled" in run_script("layouts", "--sequences", "6", "--seed", "2")
 

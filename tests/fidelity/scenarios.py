@@ -48,12 +48,8 @@ IN_BOTH_MODES = ("accumulation", "optimization", "precision", "resume")
 """Topics, by the names of their files, whose arithmetic differs most between the modes."""
 
 
-def topic_of(name: str) -> str:
-    return SCENARIOS[name].run.__module__.rpartition(".")[2]
-
-
 def _quick() -> set[tuple[str, str]]:
-    first = {topic_of(name): name for name in reversed(COMPARED)}
+    first = {SCENARIOS[name].run.__module__.rpartition(".")[2]: name for name in reversed(COMPARED)}
     return {
         (name, mode) for topic, name in first.items() for mode in MODES if mode == MODES[0] or topic in IN_BOTH_MODES
     }

@@ -1,4 +1,4 @@
-"""Non-finite numbers in a training."""
+"""Non-finite numbers in a training; tests/faults/numbers.py has random ones."""
 
 from __future__ import annotations
 

@@ -32,8 +32,6 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
         Fault("tags", "forward", step=4, accumulation=4, position=2),
         Fault("exact tags", "backward", step=2, accumulation=1, times=2),
         Fault("own loss", "forward", step=3, accumulation=4, position=0),
-        Fault("next tokens", "forward", step=2, accumulation=4, position=1),
-        Fault("smoothed tags", "backward", step=2, accumulation=4, position=1),
         Fault("mean", "backward", step=2, accumulation=4, position=2, by_lightning=True),
     ],
     ids=lambda fault: f"{fault.head}, {fault.place}",

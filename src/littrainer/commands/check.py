@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +41,8 @@ def check_program(program: Sequence[str]) -> int:
     install()
     trainer_class: Any = Trainer
     name, train, page = program[program[0] == "-m"], trainer_class.train, sys.stdout
-    os.environ[CHECKED_PROCESS] = str(os.getpid())
+    exit_process, process_id, checks = os._exit, os.getpid(), list[TrainingCheck]()
+    os.environ[CHECKED_PROCESS] = str(process_id)
 
     def check_instead(trained: Trainer, *args: Any, trial: Any = None, **keywords: Any) -> None:
         trainer_class.train, is_interrupted = train, False
@@ -51,7 +54,8 @@ def check_program(program: Sequence[str]) -> int:
         try:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
-            report = TrainingCheck(trained, f"{training}; what the script does after it was not run").run(True)
+            checks.append(TrainingCheck(trained, f"{training}; what the script does after it was not run"))
+            report = checks[-1].run(True)
         except (Exception, SystemExit) as error:
             status = reject("check", f"this training cannot be checked: {type(error).__name__}: {error}")
         else:
@@ -61,9 +65,22 @@ def check_program(program: Sequence[str]) -> int:
             elif is_interrupted:
                 print(f"process {trained.args.process_index}:", *report.failures, sep="\n", file=page, flush=True)
         folders.close()
+        vars(os)["_exit"] = exit_process
         # Exit functions might wait for other processes that are in a collective call.
-        (os._exit if is_interrupted else end_process)(status)
+        (exit_process if is_interrupted else end_process)(status)
 
+    def exit_with_message(status: int) -> None:
+        if os.getpid() == process_id:
+            if checks and threading.current_thread() is threading.main_thread():
+                raise SystemExit(f"os._exit({status!r})")
+            status = reject("check", f"{name} called os._exit({status!r}), so nothing is known of the training")
+            folders.close()
+            for check in checks:
+                shutil.rmtree(check.folder, ignore_errors=True)
+        exit_process(status)
+
+    # A script that calls os._exit would silently end the check with its status.
+    vars(os)["_exit"] = exit_with_message
     trainer_class.train = trainer_class.check = check_instead
     # Evaluations before the training must not start trackers.
     TrackerCallback.has_failed = True

@@ -96,14 +96,27 @@ def text_padded_by_the_tokenizer(side: Side) -> Record:
 
 
 @scenario()
+def tokens_masked_at_random_by_the_collator(side: Side) -> Record:
+    return side.train(
+        side.Trainer(
+            model=tiny_bert_for_masked_tokens(),
+            args=side.arguments(eval_strategy="steps", eval_steps=2),
+            data_collator=mask_at_random,
+            train_dataset=Rows(token_rows(14)),
+            eval_dataset=Rows(token_rows(7, seed=1)),
+            callbacks=[side.watcher],
+        )
+    )
+
+
+@scenario()
 def tokens_masked_at_random_while_accumulating(side: Side) -> Record:
     return side.train(
         side.Trainer(
             model=tiny_bert_for_masked_tokens(),
-            args=side.arguments(gradient_accumulation_steps=3, eval_strategy="steps", eval_steps=2),
+            args=side.arguments(gradient_accumulation_steps=3),
             data_collator=mask_at_random,
             train_dataset=Rows(token_rows(18)),
-            eval_dataset=Rows(token_rows(7, seed=1)),
             callbacks=[side.watcher],
         )
     )

@@ -89,6 +89,12 @@ def metrics_summed_up_batch_by_batch(side: Side) -> Record:
 
 
 @scenario(predicts=True)
+def predictions_as_lists_of_batches(side: Side) -> Record:
+    trainer = evaluated_trainer(side, compute_metrics=None, eval_do_concat_batches=False, num_train_epochs=1)
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(7, seed=2))))
+
+
+@scenario(predicts=True)
 def predicting_without_labels(side: Side) -> Record:
     rows = [{"x": row["x"]} for row in vector_rows(7, seed=2)]
     trainer = evaluated_trainer(side, model=TupleClassifier(), num_train_epochs=1)

@@ -23,10 +23,14 @@ add_scripts(
         "steps_over_a_stream_that_ends_mid_window": make_script(
             Stream(vector_rows(10)), max_steps=4, gradient_accumulation_steps=2
         ),
+        "steps_over_a_stream_as_long_as_two_windows_and_a_half": make_script(
+            Stream(vector_rows(28)), CountingClassifier, max_steps=6, gradient_accumulation_steps=3
+        ),
         "epochs_over_a_stream_with_a_length": make_script(SizedStream(vector_rows(10)), gradient_accumulation_steps=2),
         "one_and_a_quarter_epochs_accumulating": make_script(
             Rows(vector_rows(30)), num_train_epochs=1.25, gradient_accumulation_steps=3
         ),
+        "half_an_epoch": make_script(Rows(vector_rows(22)), num_train_epochs=0.5),
         "more_steps_than_an_epoch_accumulating": make_script(
             Rows(vector_rows(19)), CountingClassifier, max_steps=5, gradient_accumulation_steps=3
         ),

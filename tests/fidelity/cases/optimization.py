@@ -20,6 +20,7 @@ def make_script(changes: dict[str, Any]) -> Script:
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
+    "linear_with_warmup_steps": {"lr_scheduler_type": "linear", "warmup_steps": 3},
     "linear_with_warmup_as_a_fraction": {"lr_scheduler_type": "linear", "warmup_steps": 0.3},
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
     "cosine_with_restarts": {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}},

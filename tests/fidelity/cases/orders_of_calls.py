@@ -24,7 +24,7 @@ from tests.scenarios.data import AugmentedRows, Row, Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier
 
-ORDERS = int(os.environ.get("FIDELITY_ORDERS", "10"))
+ORDERS = int(os.environ.get("FIDELITY_ORDERS", "16"))
 ORDERS_IN_TWO_PROCESSES = int(os.environ.get("FIDELITY_ORDERS_IN_TWO_PROCESSES", "4"))
 
 

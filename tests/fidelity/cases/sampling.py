@@ -86,6 +86,7 @@ def grouped_by_the_length_of_rows_cut_at_random(side: Side) -> Record:
 
 
 REBALANCED: dict[str, dict[str, Any]] = {
+    "": {"gradient_accumulation_steps": 3},
     "_dropping_the_last": {"gradient_accumulation_steps": 2, "dataloader_drop_last": True, "num_train_epochs": 3},
     "_by_a_column": {"gradient_accumulation_steps": 4, "length_column_name": "weight", "remove_unused_columns": False},
     "_without_accumulation": {"max_steps": 5},
@@ -146,6 +147,7 @@ def stream_under_a_strategy_that_needs_lengths(side: Side) -> Record:
 
 
 ACCELERATOR_CONFIGS: dict[str, dict[str, Any]] = {
+    "order_of_the_global_generator": {"accelerator_config": {"use_seedable_sampler": False}},
     "order_of_the_global_generator_beside_a_data_seed": {
         "accelerator_config": {"use_seedable_sampler": False},
         "data_seed": 7,

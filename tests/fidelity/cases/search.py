@@ -95,6 +95,11 @@ def forget_evaluation_loaders(side: Side) -> None:
     ]
 
 
+@scenario(extra=True)
+def search_by_the_evaluation_loss_with_a_seeded_sampler(side: Side) -> Record:
+    return searched(side, searching_trainer(side), n_trials=4)
+
+
 @scenario(extra=True, saves=True)
 def search_that_saves_and_loads_the_best_model_of_each_trial(side: Side) -> Record:
     arguments = {**EACH_EPOCH, "load_best_model_at_end": True, "metric_for_best_model": "certainty"}
