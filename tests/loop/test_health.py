@@ -466,7 +466,7 @@ def test_a_rollback_ignores_a_damaged_checkpoint(tmp_path: Path, caplog: pytest.
         tmp_path, trainer_kwargs={"callbacks": [DamageCheckpoint()]}, on_nonfinite="rollback", **changes
     )
     trainer.train()
-    assert f"Passing over the damaged checkpoint {tmp_path / 'checkpoint-2'}: optimizer.pt has 0 bytes" in caplog.text
+    assert f"Skipping the damaged checkpoint {tmp_path / 'checkpoint-2'}: optimizer.pt has 0 bytes" in caplog.text
     assert f"goes back to {tmp_path / 'checkpoint-0'}" in caplog.text and trainer.state.global_step == 4
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
+SYNONYMS = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "epochs": "num_train_epochs",
+    "steps": "max_steps",
+}
+"""Name in other libraries, which is not similar -> the argument."""
+
 
 def find_nearest_name(name: str, valid: Iterable[str]) -> str | None:
     valid = list(valid)
+    if SYNONYMS.get(name) in valid:
+        return SYNONYMS[name]
     matches = get_close_matches(name, valid, n=1) or get_close_matches(name.lower(), valid, n=1)
     return matches[0] if matches else None
 

@@ -28,6 +28,7 @@ class TrainerContext:
     data_collator: Callable[[list[Any]], Any]
     compute_loss_func: Callable[..., torch.Tensor] | None
     compute_metrics: Any
+    neftune_noise_alpha: float | None
     preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
     optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
     lightning_keywords: dict[str, Any]

@@ -382,7 +382,7 @@ class TrainingCheck:
         for about, rows, epochs in (
             # Two epochs: the first step allocates the optimizer's state.
             (f"longest batch, {summary.lengths[longest[0]]:,} long", longest, 2),
-            ("rows that stand out, and a last batch as short as it will be", notable, 1),
+            ("outlier rows, and the short last batch", notable, 1),
         ):
             error = self._train_on(rows, epochs)
             if error is not None:

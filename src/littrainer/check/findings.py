@@ -86,7 +86,9 @@ class CheckReport:
     def __str__(self) -> str:
         shown = sorted(self.findings, key=lambda finding: (PASSED, NOTE, FAILS).index(finding.status))
         forecast = [f"{name:<11}{text}" for name, text in self.forecast.items()]
-        verdict = "Nothing was found that would fail." if self.ok else f"Would fail: {len(self.failures)}."
+        checks = sum(finding.status != NOTE for finding in self.findings)
+        failed = f"{len(self.failures)} of {checks} checks failed."
+        verdict = "Nothing was found that would fail." if self.ok else failed
         return "\n".join([f"littrainer check: {self.training}", "", *map(str, shown), *forecast, "", verdict])
 
 

@@ -437,7 +437,7 @@ class CheckpointManager:
                     "save_on_each_node=True."
                 )
             if args.process_index == 0:
-                logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", folder, text)
+                logger.warning("Skipping the checkpoint %s, which is not intact on all disks. %s", folder, text)
             skipped.add(folder.name)
 
     def find(
@@ -469,7 +469,8 @@ class CheckpointManager:
                 raise ValueError(
                     f"No valid checkpoint found in output directory ({get_remote_url(output_dir) or output_dir}): "
                     f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> "
-                    "folder. Start without resuming, or give the checkpoint's folder."
+                    "folder. Start without resuming, give the checkpoint's folder, or set "
+                    "resume_from_checkpoint='auto'."
                 )
             path = newest
         folder = Path(local := local_folder(str(path)))
@@ -478,7 +479,10 @@ class CheckpointManager:
         if not folder.is_dir():
             advice = "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
             if str(path).lower() in ("true", "false"):
-                advice = f"{path!r} is text: write {str(path).capitalize()} without quotes."
+                advice = (
+                    f"{path!r} is text: write {str(path).capitalize()} without quotes, or on a command line "
+                    "--resume_from_checkpoint auto, which resumes the newest checkpoint if there is one."
+                )
             raise ValueError(
                 f"Can't find a valid checkpoint at {get_remote_url(folder) or folder}: there is no such folder. "
                 f"{advice}"

@@ -168,7 +168,7 @@ class RemoteRun:
         if not staging.is_dir() or any(staging.glob("littrainer_*")):
             return False
         if damage := damage or find_damage(staging):
-            logger.warning("Passing over %s/%s, which is damaged: %s", self.remote.url, name, " ".join(damage))
+            logger.warning("Skipping %s/%s, which is damaged: %s", self.remote.url, name, " ".join(damage))
         return not damage
 
     def claim(self) -> None:

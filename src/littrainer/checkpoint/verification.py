@@ -293,9 +293,9 @@ def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str |
             break
     consequence = f"{newest} is the newest intact one." if newest else "There is no intact one before it."
     for path, damage_text in damaged.items():
-        logger.warning("Passing over the damaged checkpoint %s: %s %s", path, damage_text, consequence)
+        logger.warning("Skipping the damaged checkpoint %s: %s %s", path, damage_text, consequence)
     if nonfinite:
         consequence = f"{newest} is the newest one before." if newest else "There is no other one."
         names = ", ".join(nonfinite)
-        logger.warning("Passing over %s: weights or optimizer states are not finite. %s", names, consequence)
+        logger.warning("Skipping %s: weights or optimizer states are not finite. %s", names, consequence)
     return newest

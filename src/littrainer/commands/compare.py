@@ -57,7 +57,8 @@ def _get_verdict(logs: LogComparison, layers: dict[str, float]) -> tuple[int, st
     if logs.step is not None:
         name, (left, right) = next(iter(logs.differing.items()))
         difference = f"The logs differ first at step {logs.step}: {name} is {left} and {right}."
-        return 1, f"{difference} {logs.equal} values before it are equal."
+        before = f"{logs.equal} values before it are equal." if logs.equal else "No value before it is equal."
+        return 1, f"{difference} {before}"
     if any(layers.values()):
         return 1, f"The weights differ, and all {logs.equal} values that both have logged are equal."
     if not logs.equal and not layers:

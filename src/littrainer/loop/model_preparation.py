@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,11 +15,11 @@ from torch import nn
 from littrainer.arguments.choices import DebugOption
 from littrainer.model.facts import base_model
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.strategies.choice import TrainedModel
 from littrainer.strategies.model_wrapping import move_to_device
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.trainer_context import TrainerContext
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,8 @@ CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "det
 LAYER_OPTIONS: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 
-class PreparedTrainer(TrainedModel, Protocol):
-    processing_class: Any
-    neftune_noise_alpha: float | None
-    session: Any
-
-
 @contextmanager
-def prepare_model_for_training(trainer: PreparedTrainer) -> Iterator[None]:
+def prepare_model_for_training(trainer: TrainerContext) -> Iterator[None]:
     """Prepare the model, with NEFTune's noise until the end of the block."""
     apply_liger_kernels(trainer.model, trainer.args)
     move_to_device(trainer.model, trainer.args)

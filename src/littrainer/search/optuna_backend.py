@@ -56,7 +56,7 @@ def run_hp_search_optuna(
     study_names = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
     optimize_names = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
     for name in kwargs.keys() - study_names - optimize_names:
-        near = suggest_name(name, ["direction", *study_names, *optimize_names])
+        near = suggest_name(name, ["direction", "n_trials", *study_names, *optimize_names])
         raise TypeError(
             f"hyperparameter_search was given {name}, which neither optuna.create_study nor optuna.Study.optimize "
             f"takes ({near})."

@@ -1,4 +1,4 @@
-# Fails: rows that stand out, row 55 (the longest input_ids): ValueError: zip() argument 2 is shorter
+# Fails: outlier rows, row 55 (the longest input_ids): ValueError: zip() argument 2 is shorter
 from small import pad, texts, trainer
 
 

@@ -1,4 +1,4 @@
-# Fails: rows that stand out, row 640 (input_ids: list, empty): IndexError
+# Fails: outlier rows, row 640 (input_ids: list, empty): IndexError
 from small import Reader, texts, trainer
 
 

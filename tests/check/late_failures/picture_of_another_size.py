@@ -1,4 +1,4 @@
-# Fails: rows that stand out, row 411 (the shortest pixel_values)
+# Fails: outlier rows, row 411 (the shortest pixel_values)
 import torch
 from small import arguments
 from torch import nn
