@@ -14,12 +14,12 @@ INTRODUCTION = """\
 # Arguments
 
 `TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of
-transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and the arguments after them in that
+transformers; `warmup_ratio` and `logging_dir` are from earlier 5.x releases, and the arguments after them in that
 table are littrainer's. `Seq2SeqTrainingArguments` adds those of the last table.
 
 <!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/destinations.py. -->
 
-- Every argument has its effect. {refused}
+- Every argument is supported, or is for your script alone. {refused}
 - Unknown names raise `TypeError` with the nearest known name.
 - The column "acts on" says which part of a training reads the argument. `littrainer explain` prints what becomes of
   each argument of a run.
@@ -102,7 +102,7 @@ def _topic_tables() -> list[str]:
 def _refused() -> str:
     (name,) = SUPPORTED_VALUES
     values = " or ".join(f"`{value}`" for value in SUPPORTED_VALUES[name])
-    return f"Only `{name}` takes fewer values than in transformers: {values}, or `NotImplementedError`."
+    return f"Only `{name}` accepts fewer values than in transformers: {values}, or `NotImplementedError`."
 
 
 if __name__ == "__main__":

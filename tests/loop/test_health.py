@@ -621,3 +621,10 @@ def test_the_rows_of_an_epoch_long_before_the_log_are_named(tmp_path: Path, capl
     settings = {"per_device_train_batch_size": 8, "max_steps": 12, "logging_strategy": "steps", "logging_steps": 12}
     recording_trainer(tmp_path, Rows(make_rows(16)), **IN_ORDER, **settings).train()
     assert f"row {BAD_ROW} in x. The rows of this batch are 8, 9, 10, 11, 12, 13, 14, 15" in warnings_in(caplog)[0]
+
+
+def test_impossible_arguments_set_later_are_refused_when_training_begins(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, on_nonfinite="rollback", **SAVING)
+    trainer.args.save_strategy = "no"
+    with pytest.raises(ValueError, match="save_strategy"):
+        trainer.train()

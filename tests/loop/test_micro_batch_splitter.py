@@ -277,3 +277,17 @@ def test_gradients_of_another_memory_layout_are_averaged_by_their_values(monkeyp
     expected = parameter.grad.clone()
     _all_reduce_gradients([parameter], 2)
     assert torch.equal(parameter.grad, expected)
+
+
+def test_the_shape_of_a_resized_buffer_is_restored(tmp_path: Path) -> None:
+    class Growing(SmallMemory):
+        def __init__(self, room: int) -> None:
+            super().__init__(room)
+            self.register_buffer("rows_seen", torch.zeros(0))
+
+        def logits(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.rows_seen.resize_(len(self.rows_seen) + len(x))[-len(x) :] = 1
+            return super().logits(x)
+
+    assert run_out(tmp_path, Growing(2)).model.rows_seen.tolist() == [1] * 15

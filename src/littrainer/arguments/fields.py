@@ -357,9 +357,9 @@ class ScriptFields:
         "", "Extra checks, separated by spaces: `underflow_overflow`, `tpu_metrics_debug`."
     )
     skip_memory_metrics: bool = argument(True, "Omit memory use from the metrics; measuring it slows training down.")
-    do_train: bool = argument(False, "Whether a script trains. The Trainer does not read it.")
+    do_train: bool = argument(False, "Whether a script trains; for your script, the Trainer ignores it.")
     do_eval: bool = argument(False, "Whether a script evaluates; true if `eval_strategy` is not `no`.")
-    do_predict: bool = argument(False, "Whether a script predicts test data. The Trainer does not read it.")
+    do_predict: bool = argument(False, "Whether a script predicts test data; for your script, the Trainer ignores it.")
     resume_from_checkpoint: str | None = argument(
         None,
         "`auto`: `train()` resumes from the newest intact checkpoint in `output_dir`, if there is one. Scripts pass "
