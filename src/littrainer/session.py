@@ -22,6 +22,7 @@ from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import AUTO, FILES_READ_BY_METHOD, CheckpointManager, find_restart_checkpoint
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_record import describe_run, write_run_record
+from littrainer.checkpoint.store import get_store
 from littrainer.data.limits import check_order_is_fixed, is_overfit_run
 from littrainer.data.loaders import warn_about_ignored_batching
 from littrainer.distributed.collectives import raise_on_all_ranks
@@ -426,6 +427,9 @@ def train_with_batch_size(
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *totals))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
+    with raise_on_all_ranks(f"looking into {run.folder}"):
+        steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
+        get_store(run.folder).refuse_foreign_folders(steps)
     run.announce()
     if run.remaining_epochs > 0:
         fit(trainer, run)

@@ -515,11 +515,18 @@ def test_without_the_right_to_delete_older_checkpoints_stay_complete_with_one_wa
     assert newest_of(address, without=["checkpoint-6"]) == "checkpoint-4"
 
 
-@pytest.mark.parametrize("odd", [b'{"checkpoints": null}', b'{"checkpoints": ["checkp'])
-def test_an_invalid_marker_is_ignored(address: str, move: Move, odd: bytes) -> None:
+ODD_MARKERS = {
+    "null": b'{"checkpoints": null}',
+    "deep": b"[" * 200_000,
+    "a long step": json.dumps({"checkpoints": [f"checkpoint-{'9' * 5000}", f"checkpoint-{'9' * 30}", 5]}).encode(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_MARKERS)
+def test_an_invalid_marker_is_ignored(address: str, move: Move, odd: str) -> None:
     make(address, max_steps=2).train()
     files, root = url_to_fs(address)
-    files.pipe_file(f"{root}/{MARKER_NAME}", odd)
+    files.pipe_file(f"{root}/{MARKER_NAME}", ODD_MARKERS[odd])
     move("two")
     make(address, max_steps=4).train(resume_from_checkpoint=True)
     assert names_at(address) == ["checkpoint-2", "checkpoint-4"]
@@ -732,6 +739,17 @@ def test_an_unwritable_cache_is_an_error_that_names_it(
         get_last_checkpoint(address)
     assert main(["report", address]) == 2
     assert "Set XDG_CACHE_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "a"])
+def test_names_too_long_for_a_file_are_skipped(address: str, move: Move, tmp_path: Path, name: str) -> None:
+    with run_at(address, s2="a"):
+        pass
+    write_manifest(tmp_path, {name: FileRecord(1, 1)})
+    files, root = url_to_fs(address)
+    files.put_file(str(tmp_path / MANIFEST_NAME), f"{root}/checkpoint-9/{MANIFEST_NAME}")
+    move("two")
+    assert newest_of(address) == "checkpoint-2"
 
 
 def test_each_url_of_a_host_is_opened_with_the_right_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,25 @@ def test_an_unwritable_folder_is_an_error_before_training(tmp_path: Path, monkey
     quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
 
 
+@pytest.mark.parametrize(
+    ("name", "is_refused"), [(".unfinished/x", True), ("checkpoint-2", True), ("checkpoint-9", False)]
+)
+def test_another_users_checkpoint_folder_is_an_error_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_refused: bool
+) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    foreign = tmp_path / name.split("/")[0]
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != foreign and access(path, mode))
+    trainer = quiet_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=2)
+    if is_refused:
+        with pytest.raises(OSError, match=f"No checkpoint can be written to .*{foreign.name} in it is another user's"):
+            trainer.train()
+    else:
+        trainer.train()
+    assert trainer.state.global_step == (0 if is_refused else 3)
+
+
 def test_the_lock_is_released_after_a_training_or_its_error(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     with pytest.raises(ValueError, match="no intact"):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import littrainer
+from littrainer.checkpoint import weights
 from littrainer.checkpoint.weights import (
     has_adapters,
     load_weights,
@@ -493,3 +494,20 @@ def test_trained_parameters_in_no_file_are_a_warning(tmp_path: Path, caplog: pyt
     randomize(encoded_prompt()).save_pretrained(tmp_path)
     load_weights(encoded_prompt(), tmp_path, to_resume=True)
     assert "does not hold prompt_encoder.default.embedding.weight" in caplog.text
+
+
+def test_a_scripts_progress_bar_hook_is_restored_after_overlapping_saves() -> None:
+    def hook(factory: Any, args: Any, keywords: Any) -> Any:
+        return factory(*args, **keywords)
+
+    from transformers.utils import logging as theirs
+
+    before = theirs.set_tqdm_hook(hook)
+    try:
+        first, second = (weights._hide_progress_bar() for _ in range(2))
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+    finally:
+        assert theirs.set_tqdm_hook(before) is hook

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from littrainer.checkpoint.atomic_write import (
+    STAGING_DIR,
     clean_staging_dir,
     delete_atomically,
     delete_or_warn,
@@ -25,6 +26,7 @@ from littrainer.checkpoint.atomic_write import (
     staged_checkpoint,
 )
 from littrainer.checkpoint.checksums import ManifestBuilder
+from littrainer.checkpoint.layout import checkpoint_step, list_checkpoints
 from littrainer.checkpoint.remote import RemoteRun
 from littrainer.runtime.remote_folder import RemoteFolderError
 
@@ -120,6 +122,21 @@ class Store:
             self.remote.finish()
             if self.delete_deferred():
                 self.remote.finish()
+
+    def refuse_foreign_folders(self, steps: range) -> None:
+        """Raise an OSError if another user owns a folder of these steps."""
+        if self.lock is None:
+            return
+        try:
+            checkpoints = list_checkpoints(self.run_dir)
+        except OSError:
+            checkpoints = []
+        entries = [path for path in checkpoints if checkpoint_step(path) in steps]
+        for path in (self.run_dir / STAGING_DIR, *entries):
+            if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+                raise make_unwritable_error(
+                    self.run_dir, PermissionError(errno.EACCES, f"{path.name} in it is another user's")
+                )
 
     def close(self) -> None:
         try:

@@ -80,13 +80,18 @@ def write_weights(
 
 @contextlib.contextmanager
 def _hide_progress_bar() -> Iterator[None]:
-    theirs: Any = sys.modules.get("transformers.utils.logging")
-    set_hook = getattr(theirs, "set_tqdm_hook", lambda hook: None)
-    earlier = set_hook(lambda factory, args, keywords: theirs.EmptyTqdm(*args, **keywords))
+    set_hook: Any = getattr(sys.modules.get("transformers.utils.logging"), "set_tqdm_hook", lambda hook: None)
+    earlier = set_hook(_make_hidden_bar)
     try:
         yield
     finally:
-        set_hook(earlier)
+        # Otherwise a background save restores the hook.
+        if earlier is not _make_hidden_bar:
+            set_hook(earlier)
+
+
+def _make_hidden_bar(factory: Any, args: Any, keywords: Any) -> Any:
+    return sys.modules["transformers.utils.logging"].EmptyTqdm(*args, **keywords)
 
 
 def can_write_copied_weights(model: Any) -> bool:

@@ -17,6 +17,8 @@ URL = re.compile(r"([A-Za-z][\w+.:-]*)://(.*)", re.DOTALL)
 NO_CONTAINER = r"(?<!abfs://)(?<!abfss://)(?<!wasb://)(?<!wasbs://)(?<!oci://)"
 CREDENTIALS = re.compile(rf"(?<=://)(?:[^/\s@]*:[^/\s]*|{NO_CONTAINER}[^/\s]*)@")
 MAX_TRIES = 3
+MAX_NAME_BYTES = 255
+MAX_KEY_BYTES = 1024
 # Characters of patterns, for which fsspec would delete all matches.
 PATTERN = re.compile(r"[*?\[]")
 URL_HINT = "Give an address whose client is installed, such as s3://bucket/run (pip install s3fs), or a folder's path."
@@ -56,7 +58,9 @@ def strip_credentials(path: str) -> str:
 
 def is_inside(name: str) -> bool:
     """Return whether a relative name is valid and stays inside its folder."""
-    return "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
+    parts = (path := name.encode("utf-8", "surrogatepass")).split(b"/")
+    is_short = len(path) <= MAX_KEY_BYTES and max(map(len, parts)) <= MAX_NAME_BYTES
+    return is_short and b"\0" not in path and {b"", b".", b".."}.isdisjoint(parts)
 
 
 def get_remote_url(folder: str | Path) -> str | None:
