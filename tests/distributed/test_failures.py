@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from littrainer import TrainingArguments
 from littrainer.distributed import collectives, failures
 from littrainer.distributed.environment import REPORTS
 from littrainer.distributed.failures import (
+    HUNG_FILE,
+    HangError,
     PeerFailedError,
     PeerLostError,
     describe_connection_loss,
@@ -163,24 +164,11 @@ def test_errors_of_the_arguments_are_written_for_the_agent(tmp_path: Path, monke
     assert report["message"]["message"].startswith("ValueError: ddp_timeout=0") and report["is_consequence"] is False
 
 
-HANGS_AT_ITS_END = """
-import sys, time
-from littrainer.distributed import failures
-failures.MIN_ENDING_TIMEOUT_S = 0.5
-failures.report_errors_to_agent()
-try:
-    raise failures.HangError("Training has not moved")
-except failures.HangError as error:
-    sys.excepthook(type(error), error, error.__traceback__)
-time.sleep(600)
-"""
-
-
-def test_a_process_that_hangs_at_its_end_too_is_ended(tmp_path: Path) -> None:
-    environment = {**os.environ, REPORTS: f"{os.getpid()}:{tmp_path}", failures.ERROR_FILE: str(tmp_path / "error")}
-    done = subprocess.run([sys.executable, "-c", HANGS_AT_ITS_END], env=environment, timeout=300)
-    assert done.returncode == 1 and "Training has not moved" in (tmp_path / "error").read_text()
-    assert "Timeout" in (tmp_path / f"{failures.STACKS_FILE}-0.txt").read_text()
+def test_a_hang_marks_its_process(act_as: ActAs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(REPORTS, f"{os.getppid()}:{tmp_path}")
+    act_as(0)
+    sys.excepthook(HangError, HangError("Training has not moved"), None)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{HUNG_FILE}-{os.getpid()}"]
 
 
 def test_a_worker_without_a_process_id_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

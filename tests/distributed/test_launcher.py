@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,13 @@ def test_processes_have_time_to_save_a_checkpoint_after_a_signal(
     monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
     assert launcher.run_processes(Launch(2, grace_seconds=grace), ["python"]) == 0
     assert timeouts == [(seconds, str(seconds))]
+
+
+def test_a_process_has_some_time_to_end_after_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "MIN_ENDING_TIMEOUT_S", 2.0)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (tmp_path / f"hung-{process.pid}").touch()
+        with launcher._end_processes_without_heartbeat(tmp_path, 0.1) as ended:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            assert process.wait(30) and ended[process.pid].startswith("has not responded for 2 s")

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from littrainer.distributed.environment import HANG_TIMEOUT, get_reports_folder, rank
+from littrainer.distributed.environment import get_reports_folder, rank
 from littrainer.runtime.tracebacks import error_and_reasons, report_uncaught
 
 # Environment variable: file from which torchrun's agent reads a process's error.
@@ -31,10 +31,8 @@ CONSEQUENCE, STEP = "is_consequence", "step"
 # Attribute of an error: its optimizer step.
 AT_STEP = "_littrainer_optimizer_step"
 # Prefixes of a process's files in `get_reports_folder`.
-STACKS_FILE, HEARTBEAT_FILE = "stacks", "heartbeat"
+STACKS_FILE, HEARTBEAT_FILE, HUNG_FILE = "stacks", "heartbeat", "hung"
 WORKER_STACKS_TIMEOUT_S = 0.5
-# Time to end after a reported hang.
-MIN_ENDING_TIMEOUT_S = 30.0
 # Times after the loss of a connection.
 PROCESS_END_TIMEOUT_S = 1.0
 PUBLICATION_TIMEOUT_S = 1.0
@@ -139,10 +137,9 @@ def _report_uncaught(error: BaseException) -> None:
     if _stacks is not None:
         traceback.print_exception(error, file=_stacks)
         _stacks.flush()
-    if isinstance(error, HangError) and get_reports_folder() is not None:
-        # The end of the process may hang too.
-        seconds = max(MIN_ENDING_TIMEOUT_S, float(os.environ.get(HANG_TIMEOUT) or 0))
-        faulthandler.dump_traceback_later(seconds, file=open_stacks(), exit=True)
+    if isinstance(error, HangError) and (folder := get_reports_folder()) is not None:
+        # The launcher kills this process if it does not end.
+        (folder / f"{HUNG_FILE}-{os.getpid()}").touch()
 
 
 def report_error(error: BaseException) -> None:

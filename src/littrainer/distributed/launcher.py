@@ -28,7 +28,7 @@ from littrainer.distributed.environment import (
     TRAININGS,
     read_env_int,
 )
-from littrainer.distributed.failures import CONSEQUENCE, HEARTBEAT_FILE, STACKS_FILE, STEP, is_running
+from littrainer.distributed.failures import CONSEQUENCE, HEARTBEAT_FILE, HUNG_FILE, STACKS_FILE, STEP, is_running
 
 # Exit status of a program that a signal ended: this plus the signal's number.
 ENDED_BY_SIGNAL = 128
@@ -38,6 +38,8 @@ THREADS = "OMP_NUM_THREADS"
 MAX_MESSAGE_LETTERS = 500
 # Time to write stacks before a hanging process is killed.
 STACKS_TIMEOUT_S = 2.0
+# Time to end after a reported hang.
+MIN_ENDING_TIMEOUT_S = 30.0
 
 
 class LaunchError(Exception):
@@ -242,28 +244,30 @@ def _run_once(launch: Launch, command: list[str], folder: str) -> Failure | None
 
 @contextlib.contextmanager
 def _end_processes_without_heartbeat(folder: Path, seconds: float | None) -> Iterator[dict[int, str]]:
-    """End processes whose heartbeat stops; yield their ids and the reasons."""
+    """End processes whose heartbeat stops, or that hang at their end; yield their ids and the reasons."""
     ended: dict[int, str] = {}
     if seconds is None:
         yield ended
         return
     is_over = threading.Event()
+    limits = {HEARTBEAT_FILE: seconds, HUNG_FILE: max(seconds, MIN_ENDING_TIMEOUT_S)}
     # File -> its last modification, and when this process first saw it.
     heartbeats: dict[Path, tuple[int, float]] = {}
 
     def watch() -> None:
         while not is_over.wait(min(1.0, seconds / 4)):
-            for path in folder.glob(f"{HEARTBEAT_FILE}-*"):
+            for path in [path for kind in limits for path in folder.glob(f"{kind}-*")]:
                 with contextlib.suppress(OSError):
                     check_file(path)
 
     def check_file(path: Path) -> None:
         modified = path.stat().st_mtime_ns
-        pid = int(path.name.rpartition("-")[2])
+        kind, _, number = path.name.rpartition("-")
+        pid = int(number)
         if path not in heartbeats or heartbeats[path][0] != modified:
             heartbeats[path] = modified, time.monotonic()
-        elif time.monotonic() - heartbeats[path][1] >= seconds and is_running(pid):
-            ended[pid] = f"has not responded for {seconds:g} s (--hang-timeout)"
+        elif time.monotonic() - heartbeats[path][1] >= limits[kind] and is_running(pid):
+            ended[pid] = f"has not responded for {limits[kind]:g} s (--hang-timeout)"
             end(pid)
 
     def end(pid: int) -> None:
