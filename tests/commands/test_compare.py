@@ -127,7 +127,7 @@ def test_the_first_step_the_last_values_and_the_layers_are_named_on_the_console_
     status, printed = compare(capsys, *pair, "--html", target)
     assert status == 1
     # The schedule is linear: after the first step the rates have fallen by a quarter.
-    assert printed.startswith("The logs differ first at step 1: learning_rate is 0.01 and 0.02. 0 values before it are")
+    assert printed.startswith("The logs differ first at step 1: learning_rate is 0.01 and 0.02. No value before it is")
     assert rows_below(printed, "First difference, at step 1") == ["learning_rate  0.01  0.02"]
     values = rows_below(printed, "Last values")
     assert any(row.startswith("eval_loss  ") for row in values) and not any("runtime" in row for row in values)

@@ -69,15 +69,11 @@ def test_a_batch_has_the_dicts_and_tuples_of_samples_and_float32() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        (
-            [[1, 2], [1]],
-            ValueError,
-            r"features of a batch differ in shape or structure: .*equal size.*Pad them",
-        ),
+        ([[1, 2], [1]], ValueError, r"features of a batch differ in shape or structure: \(1,\), \(2,\). Pad them"),
         ([[[1], [1, 2]]], ValueError, "lists of unequal length"),
         (["text"], TypeError, "The features hold 'text'"),
         ([{"a": 1}, {"b": 1}], ValueError, "The features of a batch differ in shape or structure"),
-        ([(np.ones(1), np.ones(1)), (np.ones(1),)], ValueError, "differ in shape or structure"),
+        ([(np.ones(1), np.ones(1)), (np.ones(1),)], ValueError, "differ in shape or structure: .*a tuple of 2"),
     ],
 )
 def test_samples_that_cannot_be_stacked_are_named(values: list[Any], error: type, message: str) -> None:
@@ -87,7 +83,9 @@ def test_samples_that_cannot_be_stacked_are_named(values: list[Any], error: type
 
 def test_batches_of_a_script_are_read_up_to_its_number_of_steps() -> None:
     batches = FakeTensorFlowDataset([(np.ones((2, 1)), np.ones(2))] * 5)
-    loader = make_loader(batches, 3, 6)
+    loader = make_loader((batches, 3, 6), "get_eval_tfdataset", has_counts=True)
     assert (len(loader), len(list(loader)), loader.num_examples) == (3, 3, 6)
-    assert len(make_loader(batches)) == 5
+    assert len(make_loader(batches, "get_train_tfdataset")) == 5
     assert [labels.tolist() for _, labels in BatchedPairs(loader)] == [[1.0, 1.0]] * 3
+    with pytest.raises(TypeError, match=r"get_train_tfdataset returned a NoneType.*batches \(features, labels\)"):
+        make_loader(None, "get_train_tfdataset")

@@ -149,6 +149,18 @@ def test_an_overridden_training_step_changes_gradients(linear_model: Any, argume
     assert min(get_losses(trainer)) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "returned", "message"),
+    [("run_model", 0.0, r"a float.*pair \(loss, logits\)"), ("training_step", None, "a NoneType.*list of gradients")],
+)
+def test_a_wrong_result_of_an_override_is_an_error(
+    linear_model: Any, arguments: Any, pairs: Any, name: str, returned: Any, message: str
+) -> None:
+    kind = type("Forgetful", (TFTrainer,), {name: lambda self, *batch: returned})
+    with pytest.raises(TypeError, match=f"{name} returned {message}"):
+        kind(linear_model, arguments(), pairs).train()
+
+
 def test_an_overridden_prediction_step_changes_predictions(make_model: Any, arguments: Any, pairs: Any) -> None:
     class Doubled(TFTrainer):
         def prediction_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:

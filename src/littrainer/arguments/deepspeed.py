@@ -146,6 +146,11 @@ class DeepSpeedConfig:
     def is_true(self, ds_key_long: str) -> bool:
         return bool(self.get_value(ds_key_long))
 
+    def is_false(self, ds_key_long: str) -> bool:
+        """Return whether the value exists and is false."""
+        value = self.get_value(ds_key_long)
+        return value is not None and not value
+
     def is_auto(self, ds_key_long: str) -> bool:
         return self.get_value(ds_key_long) == AUTO
 
@@ -256,11 +261,13 @@ class DeepSpeedConfig:
                 # Unused in this stage, and DeepSpeed rejects "auto".
                 self.del_config_sub_tree(key)
 
-    def del_config_sub_tree(self, ds_key_long: str) -> None:
-        """Delete a section or a value, as transformers' `deepspeed_init` does for inference."""
+    def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
+        """Delete a section or a value; raise ValueError if it must exist and is missing."""
         node, key = self.find_config_node(ds_key_long)
-        if node is not None:
-            node.pop(key, None)
+        if node is not None and key in node:
+            del node[key]
+        elif must_exist:
+            raise ValueError(f"The DeepSpeed configuration has no {ds_key_long}: {self.config}.")
 
 
 def get_hidden_size(model: Any) -> int | None:

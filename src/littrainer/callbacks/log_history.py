@@ -71,7 +71,11 @@ class History:
 
 
 def parse_log_history(entries: list[Any]) -> History:
-    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite."""
+    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite.
+
+    Entries without a step, which a callback may have added, are skipped.
+    """
+    entries = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
     history, sources = History(), find_evaluation_sources(entries)
     curves: dict[tuple[str, str], list[Point]] = {}
     has_ended = False

@@ -52,6 +52,15 @@ class TrainerControl(ExportableState):
     should_evaluate: bool = field(default=False)
     should_log: bool = field(default=False)
 
+    def _new_training(self) -> None:
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        self.should_save = self.should_evaluate = self.should_log = False
+
     def state(self) -> dict[str, Any]:
         """Return the five switches."""
         # JSON lacks the truth values of NumPy and torch.

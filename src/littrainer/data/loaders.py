@@ -137,7 +137,9 @@ class PrefetchLoader(DataLoader):
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
-            return (self._dataset_read or self.dataset).incomplete_global_batch_size()
+            # A stream may have no length, and so no truth value.
+            stream = self.dataset if self._dataset_read is None else self._dataset_read
+            return stream.incomplete_global_batch_size()
         if (groups := find_length_groups(self)) is not None:
             return groups.last_global_batch_size
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)

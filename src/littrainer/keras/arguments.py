@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.fields import argument
@@ -20,7 +19,7 @@ class TFTrainingArguments(TrainingArguments):
 
     Raises:
         NotImplementedError: a TPU or XLA is requested.
-        TypeError, ValueError: as TrainingArguments, or `poly_power` contradicts the schedule.
+        TypeError, ValueError: as TrainingArguments, or `poly_power` is no positive number or contradicts the schedule.
     """
 
     tpu_name: str | None = argument(None, "A TPU's name; refused, since it needs TensorFlow.")
@@ -39,17 +38,25 @@ class TFTrainingArguments(TrainingArguments):
                 f"{', '.join(refused)}: the first edition reached TPUs and XLA by TensorFlow, and here a Keras model "
                 "runs on torch. Leave it out, and train on GPUs or the CPU."
             )
-        if self.poly_power == 1:
+        self._choose_schedule()
+
+    def _choose_schedule(self) -> None:
+        power = self.poly_power
+        if not (isinstance(power, (int, float)) and power > 0):
+            raise ValueError(
+                f"poly_power={power!r} has to be a number above 0: it is the power of the learning rate's decay."
+            )
+        if power == 1:
             return
-        schedule: Any = self.lr_scheduler_type
+        schedule = SchedulerType(self.lr_scheduler_type)
         if schedule not in (SchedulerType.LINEAR, SchedulerType.POLYNOMIAL):
             raise ValueError(
-                f"poly_power={self.poly_power} asks for the schedule 'polynomial', and lr_scheduler_type is "
-                f"{schedule.value!r}: give one of them."
+                f"poly_power={power} asks for the schedule 'polynomial', and lr_scheduler_type is {schedule.value!r}: "
+                "give one of them."
             )
-        kwargs: Any = self.lr_scheduler_kwargs or {}
         self.lr_scheduler_type = SchedulerType.POLYNOMIAL
-        self.lr_scheduler_kwargs = {"lr_end": 0.0, **kwargs, "power": float(self.poly_power)}
+        kwargs = self.lr_scheduler_kwargs if isinstance(self.lr_scheduler_kwargs, dict) else {}
+        self.lr_scheduler_kwargs = {"lr_end": 0.0, **kwargs, "power": float(power)}
 
     @property
     def n_replicas(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from littrainer.data.loaders import has_length
@@ -76,13 +75,24 @@ def collate_pairs(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _stack(values: list[Any], name: str) -> Any:
-    try:
-        return tree_map(lambda *parts: torch.stack(parts), *values)
-    except (RuntimeError, TypeError, ValueError) as error:
+    if len({_shape(value) for value in values}) > 1:
+        shapes = sorted({str(_shape(value)) for value in values})
         raise ValueError(
-            f"The {name} of a batch differ in shape or structure: {error}. Pad them in the dataset, or override "
-            "get_train_tfdataset and get_eval_tfdataset to return padded batches."
-        ) from None
+            f"The {name} of a batch differ in shape or structure: {', '.join(shapes)}. Pad them in the dataset, or "
+            "override get_train_tfdataset and get_eval_tfdataset to return padded batches."
+        )
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _stack([value[key] for value in values], f"{name}[{key!r}]") for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stack([value[part] for value in values], f"{name}[{part}]") for part in range(len(first)))
+    return torch.stack(values)
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return frozenset(value)
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else tuple(value.shape)
 
 
 def to_tensors(value: Any, name: str) -> Any:
@@ -142,11 +152,21 @@ class ScriptLoader(DataLoader[Sample]):
         return self.steps
 
 
-def make_loader(batches: Any, steps: Any = None, num_examples: Any = None) -> Any:
+def make_loader(returned: Any, name: str, has_counts: bool = False) -> Any:
     """Return a loader of a `get_*_tfdataset` result."""
+    batches, steps, num_examples = returned, None, None
+    if has_counts:
+        if not isinstance(returned, tuple) or len(returned) != 3:
+            raise TypeError(
+                f"{name} returned a {type(returned).__name__}, and has to return a tuple: batches (features, labels), "
+                "how many of them to read, and the number of samples in them."
+            )
+        batches, steps, num_examples = returned[0], int(returned[1]), int(returned[2])
     length = len(batches) if has_length(batches) else None
     if isinstance(batches, BatchedPairs) and steps in (None, length):
         return batches.loader
     if is_tensorflow_dataset(batches):
         length = int(batches.cardinality()) if batches.cardinality() >= 0 else None
-    return ScriptLoader(batches, length if steps is None else int(steps), num_examples)
+    elif not hasattr(batches, "__iter__"):
+        raise TypeError(f"{name} returned a {type(batches).__name__}, and has to return batches (features, labels).")
+    return ScriptLoader(batches, length if steps is None else steps, num_examples)

@@ -70,13 +70,13 @@ class KerasTrainer(Trainer):
     # ---- Data and optimizer ------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        return make_loader(self.owner.get_train_tfdataset())
+        return make_loader(self.owner.get_train_tfdataset(), "get_train_tfdataset")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return make_loader(*self.owner.get_eval_tfdataset(eval_dataset))
+        return make_loader(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset", has_counts=True)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        return make_loader(*self.owner.get_test_tfdataset(test_dataset))
+        return make_loader(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset", has_counts=True)
 
     def num_examples(self, dataloader: Any) -> int:
         number = getattr(dataloader, "num_examples", None)
@@ -107,7 +107,13 @@ class KerasTrainer(Trainer):
     def _run_owner_training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         with self._prepare_owner_step(model, inputs) as (features, labels):
             gradients = self.owner.training_step(features, labels, num_items_in_batch)
-        for parameter, gradient in zip(self.owner.trainable_parameters(), gradients, strict=True):
+        parameters = self.owner.trainable_parameters()
+        if not isinstance(gradients, (list, tuple)) or len(gradients) != len(parameters):
+            raise TypeError(
+                f"{type(self.owner).__name__}.training_step returned a {type(gradients).__name__}, and has to return a "
+                f"list of gradients, one for each of the {len(parameters)} in model.trainable_variables."
+            )
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 parameter.grad = gradient.detach() if parameter.grad is None else parameter.grad + gradient.detach()
         return torch.zeros((), device=self.args.device) if self.loss_of_step is None else self.loss_of_step
@@ -368,8 +374,10 @@ class TFTrainer:
         import keras
 
         with keras.device(str(self.args.device)):
-            loss, logits = self.run_model(features, labels, training)
-        return loss, logits
+            outputs = self.run_model(features, labels, training)
+        if not isinstance(outputs, (tuple, list)) or len(outputs) != 2:
+            raise TypeError(f"run_model returned a {type(outputs).__name__}, and has to return a pair (loss, logits).")
+        return outputs[0], outputs[1]
 
     def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> list[Any]:
         """Return gradients of a micro-batch; an override may change the gradients of `super()`.
@@ -435,7 +443,7 @@ class TFTrainer:
         Returns:
             predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics.
         """
-        loader = make_loader(dataset, steps, num_examples)
+        loader = make_loader((dataset, steps, num_examples), "prediction_loop", has_counts=True)
         output = Trainer.evaluation_loop(self.torch_trainer, loader, description, prediction_loss_only)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 

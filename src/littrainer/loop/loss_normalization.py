@@ -28,7 +28,6 @@ from littrainer.loop.loss import (
 from littrainer.loop.out_of_memory import is_out_of_memory
 from littrainer.loop.overrides import find_overrides
 from littrainer.model.facts import base_model, unwrap_user_model
-from littrainer.model.traversal import copy_buffers, restore_buffers
 from littrainer.runtime.nested_values import map_nested
 from littrainer.strategies.full_state import is_sharded
 
@@ -331,8 +330,18 @@ class _Probe:
             # The loss has several terms, such as masked tokens and next sentence.
             return None
         units = [SAMPLES] if guess.unit == SAMPLES else [guess.unit, *{LABELS, SHIFTED_LABELS} - {guess.unit}, SAMPLES]
+        loss, outputs = self._loss(inputs)
+        values = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
+        tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
+        tolerance = max([self.tolerance, *(TOLERANCES.get(tensor.dtype, 0.0) for tensor in (loss, *tensors))])
+        if guess.unit != SAMPLES:
+            labels = inputs[guess.label_name]
+            for logits in (tensor for tensor in tensors if tensor.shape[:-1] == labels.shape):
+                for unit in units[:2]:
+                    if math.isclose(_cross_entropy(logits, inputs, labels, unit), loss.item(), rel_tol=tolerance):
+                        return unit
         batch, *halves = self._split_in_halves()
-        matches = self._match_units(units, batch, halves)
+        matches = self._match_units(units, batch, halves, tolerance)
         # Rows with equally many labels fit several units: ignore every second label of the second half.
         if len(matches) > 1:
             for name in {guess.label_name, "shift_labels"} & inputs.keys():
@@ -341,7 +350,7 @@ class _Probe:
                 halves[1][name] = labels.masked_fill(counted & (counted.cumsum(-1) % 2 == 0), IGNORED_LABEL)
                 batch[name] = torch.cat([halves[0][name], halves[1][name]])
             with _NoIgnoredIndex():
-                matches = self._match_units(matches, batch, halves) or matches
+                matches = self._match_units(matches, batch, halves, tolerance) or matches
         return matches[0] if matches else None
 
     def _split_in_halves(self) -> list[dict[str, Any]]:
@@ -350,13 +359,9 @@ class _Probe:
         first, second = ([*range(rows // 2)], [*range(rows // 2, rows)]) if rows > 1 else ([0], [0])
         return [select_rows(self.inputs, rows, indices) for indices in (first + second, first, second)]
 
-    def _match_units(self, units: list[str], batch: Any, halves: list[Any]) -> list[str]:
+    def _match_units(self, units: list[str], batch: Any, halves: list[Any], tolerance: float) -> list[str]:
         """Return the units over which the losses of the halves average to the loss of the batch."""
-        loss, outputs = self._loss(batch)
-        losses = torch.stack([self._loss(half)[0] for half in halves])
-        values = list(outputs.values()) if hasattr(outputs, "values") else list(outputs)
-        types = {value.dtype for value in (loss, *values) if isinstance(value, torch.Tensor)}
-        tolerance = max([self.tolerance, *(TOLERANCES.get(dtype, 0.0) for dtype in types)])
+        loss, losses = self._loss(batch)[0], torch.stack([self._loss(half)[0] for half in halves])
         matches = []
         for unit in units:
             reduction = replace(self.guess, unit=unit)
@@ -391,11 +396,29 @@ def select_rows(inputs: Any, rows: int, indices: slice | list[int]) -> dict[str,
     return {name: select(value) for name, value in inputs.items()}
 
 
+def _cross_entropy(logits: torch.Tensor, inputs: Any, labels: torch.Tensor, unit: str) -> float:
+    """Return the mean over labels; nan if a label is no class."""
+    if unit == SHIFTED_LABELS and "shift_labels" in inputs:
+        labels = inputs["shift_labels"]
+    elif unit == SHIFTED_LABELS:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    counted = labels.ne(IGNORED_LABEL)
+    if not counted.any() or labels[counted].min() < 0 or labels.max() >= logits.shape[-1]:
+        return math.nan
+    # Row by row, since a float32 copy of all logits may not fit.
+    losses = [
+        nn.functional.cross_entropy(row.reshape(-1, row.shape[-1]).float(), targets.flatten(), reduction="sum")
+        for row, targets in zip(logits, labels, strict=True)
+    ]
+    return (torch.stack(losses).sum() / counted.sum()).item()
+
+
 @contextlib.contextmanager
 def preserve_model_state(model: nn.Module) -> Iterator[None]:
     """Run a block in evaluation mode without gradients, and restore modes, buffers and generators."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers, states = copy_buffers(model), get_rng_states()
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    states = get_rng_states()
     try:
         model.eval()
         with torch.no_grad():
@@ -403,5 +426,6 @@ def preserve_model_state(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-        restore_buffers(buffers)
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
         set_rng_states(states)

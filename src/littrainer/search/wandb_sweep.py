@@ -81,10 +81,13 @@ class _Sweep:
     ):
         self.trainer, self.run_trial, self.direction = trainer, run_trial, direction
         self.metric, self.owner = metric or "eval/loss", {"entity": None, "project": None, **owner}
+        self.parameters: dict[str, Any] = {}
         self.trials: list[TrialRecord] = []
         self.error: BaseException | None = None
         if not sweep_id:
-            sweep_id = _wandb().sweep(self._make_configuration(name), **self.owner)
+            configuration = self._make_configuration(name)
+            self.parameters = dict(configuration["parameters"])
+            sweep_id = _wandb().sweep(configuration, **self.owner)
         self.id = sweep_id
         logger.info("The sweep of Weights & Biases is %s.", sweep_id)
         self.record = SearchRecord(trainer.args, "wandb", [direction], str(sweep_id))
@@ -122,8 +125,8 @@ class _Sweep:
             # The agent continues after an error.
             raise self.error
         run = _wandb().run or _wandb().init()
-        drawn = {name: value for name, value in dict(run.config).items() if not name.startswith("_")}
-        trial = SweepTrial(drawn, run.id)
+        names = self.parameters or [name for name in dict(run.config) if not name.startswith("_")]
+        trial = SweepTrial({name: value for name, value in dict(run.config).items() if name in names}, run.id)
         # As in transformers.
         run.config.update({"assignments": {}, "metric": self.metric}, allow_val_change=True)
         folder = self.trainer._get_output_dir(trial=trial)

@@ -189,7 +189,7 @@ class AcceleratorFacade:
     def scaler(self) -> torch.amp.GradScaler | None:
         # A training sets its scaler before the first step.
         if self._scaler is None and self.module is None and get_autocast_dtype(self._args) is torch.float16:
-            self._scaler = torch.amp.GradScaler(self.device.type)
+            self._scaler = _create_scaler(self._args)
         return self._scaler
 
     @property
@@ -412,6 +412,16 @@ class AcceleratorFacade:
 
 
 _log_once = functools.cache(logger.warning)
+
+
+def _create_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
+    plan = get_sharding_plan(args)
+    if plan is None or plan.version > 1:
+        return torch.amp.GradScaler(args.device.type)
+    # Gradients of FSDP version 1 are shards, so all ranks decide together whether to step.
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(args.device.type)
 
 
 def _refuse_second_engine(model: nn.Module) -> None:
