@@ -74,7 +74,7 @@ class TrainingSession:
         train_batch_size: samples per micro-batch and process.
         model_is_prepared: whether the model is wrapped for evaluation.
         loss: the running sum of losses.
-        loss_reduction: the model's, as detected in the first window.
+        loss_reduction: how the model reduces its loss, as detected in the first window.
         tracked: values of `Trainer.track`.
         health: detects non-finite numbers and spikes.
         run: None before the training begins.
@@ -82,9 +82,10 @@ class TrainingSession:
         preemption: the signals that request a checkpoint.
         update_guard: delays Ctrl-C during an update of the weights.
         first_step, first_input_tokens: optimizer steps and input tokens before this `train()`.
-        flos: operations that the state does not include yet.
+        flos: floating-point operations not yet added to the state.
         micro_batches_in_window: of the current optimizer step.
-        clipped: parameters with clipped gradients that are not cleared yet; None unless the whole model's.
+        clipped: the model's parameters, listed to clip gradients and reused to clear them; None if nothing or another
+            model was clipped.
         eval_dataloaders: loaders with persistent workers, by name.
     """
 
@@ -216,7 +217,7 @@ class TrainerAttributesBase(TrainerContext):
     accelerator: AcceleratorFacade
 
     # ---- Facts of the arguments and the model
-    # The source of these facts.
+    # Model class from which these facts were read.
     _described_model_class: type
     _parameters_without_embeddings: int | None
     # Forward's parameters and labels; None until a dataset is first trimmed to them.
@@ -262,12 +263,13 @@ def train(
 ) -> TrainOutput:
     if is_search_trial(trainer.session.search, trial):
         begin_trial(trainer.session.search, trainer.args, trial)
-        # Before the space is called, so that a seeded sampler draws the same values as in transformers.
+        # Made before `_hp_search_setup` calls `hp_space`, as in transformers: a seeded sampler draws the same values.
         _make_new_model(trainer, trial)
     trainer.session = trainer.session.next()
-    # An override may set any argument, such as the output folder.
+    # Called before the code below reads arguments, since an override may set any of them.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)
+    # As in transformers, `train()` does not read args.resume_from_checkpoint; "auto" is an exception, and only here.
     if trial is None and resume_from_checkpoint is None and trainer.args.resume_from_checkpoint == AUTO:
         resume_from_checkpoint = AUTO
     set_trial_folder(
@@ -275,10 +277,10 @@ def train(
     )
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
     write_record = functools.partial(_write_record_for_run, trainer)
-    # A trial's previous process may still be closing.
+    # Ray: no lock, since the previous process of a paused trial may not have ended.
     is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
     folder_lock = trainer.session.checkpoints.open_folder(trainer.args, run_dir, write_record)
-    # The command in this report resumes a training, and no search.
+    # The report names a command that resumes a training, not a search.
     reported = report_ctrl_c(trainer.args, lambda: trainer.state) if trial is None else contextlib.nullcontext()
     with (
         reported,
@@ -291,6 +293,7 @@ def train(
         collect_tracked_values(trainer.session.tracked),
         Watchdog(trainer.args, lambda: trainer.state, functools.partial(_watchdog_targets, trainer.session)),
     ):
+        # The checkpoints of a trial are in a folder of their own, which is not searched here.
         if trial is None:
             resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
@@ -342,7 +345,7 @@ def _train_from(
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
-            # The constructor does not move a model that evaluations cast.
+            # The constructor leaves a model where it is if evaluations cast it, so training moves it.
             trainer._move_model_to_device(trainer.model, args.device)
 
         def load_model(folder: str) -> None:
@@ -383,9 +386,10 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     session.checkpoints.wait()
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
+    # A training of which no step remains without this window is not rolled back.
     source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
     if trainer.accelerator.scaler is not None:
-        # Clear the state of a skipped step.
+        # The skipped step left its overflow check in the scaler.
         trainer.accelerator.scaler.update()
     session.flos = 0
     session.tracked.take(trainer.args.device)
@@ -427,6 +431,7 @@ def train_with_batch_size(
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *totals))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
+    # Refuse another user's folder early: otherwise only the save of its step would fail.
     with raise_on_all_ranks(f"looking into {run.folder}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
         get_store(run.folder).refuse_foreign_folders(steps)
@@ -440,7 +445,7 @@ def train_with_batch_size(
 
 
 def _resume_batch_size(trainer: TrainerAttributesBase, checkpoint: Path) -> None:
-    # Without a search the arguments decide.
+    # Without `auto_find_batch_size` the arguments decide.
     if trainer.args.auto_find_batch_size and (size := read_state(checkpoint).train_batch_size) is not None:
         trainer.session.train_batch_size = size
 

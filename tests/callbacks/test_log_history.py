@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from littrainer.callbacks.log_history import EVALUATION, TRAINING, Point, parse_log_history
+from littrainer.callbacks.log_history import EVALUATION, TRAINING, Point, collect_logged_values, parse_log_history
 from tests.commands.report_folders import LOGGED, SUMMARY
 
 
@@ -46,6 +46,12 @@ def test_notes_name_values_that_are_not_finite() -> None:
     ]
     history = parse_log_history([{"step": 1, "loss": 1.0, "remark": "a", "flag": True}])
     assert list(history.curves) == [("loss", TRAINING)] and history.notes == []
+
+
+def test_entries_without_a_step_are_skipped() -> None:
+    entries = [{"my_score": 1.0}, "text", {"step": "3", "loss": 2.0}, {"step": 1, "loss": 1.0}]
+    assert list(parse_log_history(entries).curves) == [("loss", TRAINING)]
+    assert collect_logged_values(entries) == {(1, "loss"): 1.0}
 
 
 def test_logs_with_input_tokens_do_not_end_the_training() -> None:

@@ -268,7 +268,6 @@ def test_a_note_has_the_reason_for_missing_arguments(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"\xff\xfe\x00", "decode"),
-        (b'{"global_step": 4, "log_history": [{"loss": 0.5}]}', "('step')"),
         (b'{"global_step": 4, "log_history": 5}', "log_history is 5"),
     ],
 )

@@ -71,11 +71,8 @@ class History:
 
 
 def parse_log_history(entries: list[Any]) -> History:
-    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite.
-
-    Entries without a step, which a callback may have added, are skipped.
-    """
-    entries = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
+    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite."""
+    entries = _select_entries_with_step(entries)
     history, sources = History(), find_evaluation_sources(entries)
     curves: dict[tuple[str, str], list[Point]] = {}
     has_ended = False
@@ -102,6 +99,11 @@ def parse_log_history(entries: list[Any]) -> History:
     return history
 
 
+def _select_entries_with_step(entries: Iterable[Any]) -> list[dict[str, Any]]:
+    # A callback may add entries without a step.
+    return [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
+
+
 def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Return the evaluation sets by the prefixes of their metrics, from logged durations (`eval_NAME_runtime`)."""
     sources = {"eval": EVALUATION}
@@ -116,7 +118,7 @@ def find_evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]
 def collect_logged_values(entries: Iterable[Any]) -> dict[tuple[int, str], Any]:
     """Return the logged values, by step and name, except time and memory."""
     values: dict[tuple[int, str], Any] = {}
-    for entry in entries:
+    for entry in _select_entries_with_step(entries):
         names = [name for name in entry if name != "step" and not NOT_REPEATED.search(name)]
         values |= {(entry["step"], name): entry[name] for name in names}
     return values

@@ -23,8 +23,9 @@ DELETED_SUFFIX = ".deleted"
 RANK_SUFFIX = ".process"
 TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# Deleted first: a folder without both is no checkpoint.
+# Deleted first, since a folder with neither file is no checkpoint.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
+# Parts of a path that log messages leave out.
 STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")
 STAGING_ENTRY = re.compile(rf".+-\d+({re.escape(DELETED_SUFFIX)}|{re.escape(RANK_SUFFIX)}\d+)?")
 
@@ -34,6 +35,7 @@ class DiskFull(OSError):
 
 
 def rewrite_staging_paths(record: logging.LogRecord) -> bool:
+    """Show a checkpoint's final path in place of its staging path, as a log filter."""
     text = record.getMessage()
     if STAGING_DIR in text:
         record.msg, record.args = STAGING_PATH.sub("", text), ()
@@ -42,11 +44,12 @@ def rewrite_staging_paths(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
-    """Yield the manifest of a staging folder, which replaces `final` unless the block raises."""
+    """Yield the ManifestBuilder of a staging folder, which replaces `final` after the block unless the block raises."""
     staging = final.parent / STAGING_DIR
     folder = staging / final.name
     builder, is_complete = ManifestBuilder(folder), False
     handlers = [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]
+    # A new object for each save, so that the end of a save removes only its own filter.
     log_filter = functools.partial(rewrite_staging_paths)
     for handler in handlers:
         handler.addFilter(log_filter)
@@ -62,6 +65,7 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
             _move_into_place(folder, final)
     except BaseException:
         builder.close()
+        # A complete folder that could not be renamed is kept if it is the only copy: the next run renames it.
         if final.exists() or not is_complete:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -79,7 +83,7 @@ def staged_folder(final: Path) -> Iterator[Path]:
 
 
 def clean_staging_dir(run_dir: Path) -> None:
-    """Delete incomplete folders of a killed run, and rename complete folders; no other run may be active."""
+    """Delete a killed run's incomplete folders, and move its complete folders into place; the caller has the lock."""
     staging = run_dir / STAGING_DIR
     if not staging.is_dir():
         return
@@ -102,14 +106,14 @@ def clean_staging_dir(run_dir: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move a checkpoint into the staging folder."""
+    """Move a checkpoint into the staging folder, or delete it where folders cannot be moved; return the new path."""
     aside = folder.parent / STAGING_DIR / f"{folder.name}{DELETED_SUFFIX}"
     aside.parent.mkdir(exist_ok=True)
     try:
         delete_folder(aside)
         os.rename(folder, aside)
     except OSError as error:
-        # In the lower layer of an overlay folders can only be deleted.
+        # A folder in the lower layer of an overlay file system can be deleted but not renamed.
         if error.errno != errno.EXDEV:
             remove_if_empty(aside.parent)
             raise
@@ -170,9 +174,10 @@ def _copy_user_files(earlier: Path, folder: Path) -> None:
     if not os.path.isdir(earlier):
         return
     manifest = readable_manifest(earlier)
+    # Without a readable manifest the user's files cannot be distinguished from the checkpoint's.
     if manifest.sequence is None and _has_marker(earlier):
         return
-    # Written by transformers' CheckpointManager before a save.
+    # The CheckpointManager of transformers writes this marker before a save.
     outdated = {"checkpoint-is-incomplete.txt", *manifest.files}
     for name in list_files(earlier):
         if name not in outdated and not (folder / name).exists():
@@ -185,6 +190,7 @@ def _copy_user_files(earlier: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def explain_full_disk(folder: Path, final: Path) -> Iterator[None]:
+    """Turn the error of a full disk into DiskFull."""
     try:
         yield
     except BaseException as error:

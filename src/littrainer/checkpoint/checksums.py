@@ -48,7 +48,7 @@ class Manifest:
     """A checkpoint's files.
 
     Parameters:
-        sequence: number in the order of writing in the run's folder, if known.
+        sequence: number in the order of writing in the run's folder; None without a readable manifest.
         weights_are_finite: whether weights are finite and optimizer states are not nan, if known.
         is_thinned: whether the states that a resume needs were deleted.
     """
@@ -127,7 +127,11 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read a manifest, or raise DamagedManifest if it was changed."""
+    """Return a manifest, or None if there is none.
+
+    Raises:
+        DamagedManifest: the manifest was changed, or cannot be read.
+    """
     try:
         return parse_manifest((folder / MANIFEST_NAME).read_bytes())
     except FileNotFoundError:
@@ -189,7 +193,7 @@ def fsync_paths(*paths: str | os.PathLike[str]) -> None:
 
 
 class ManifestBuilder:
-    """Collector of file records for a manifest, which fsyncs the files."""
+    """Builder of a manifest: it hashes and fsyncs the checkpoint's files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -198,7 +202,7 @@ class ManifestBuilder:
         self._large: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
 
     def add_large_files(self) -> dict[str, Stamp]:
-        """Start to hash and fsync large files, and return all stamps."""
+        """Start to hash and fsync large files, and return the stamps of all files."""
         stamps = stat_files(self.folder)
         for name, stamp in stamps.items():
             if stamp[0] >= MIN_LARGE_FILE_BYTES and (name not in self._large or self._large[name][0] != stamp):
@@ -208,7 +212,7 @@ class ManifestBuilder:
         return stamps
 
     def complete(self, sequence: int = 0) -> None:
-        """Write the manifest and fsync everything."""
+        """Hash the remaining files, write the manifest, and fsync files and folders."""
         stamps = self.add_large_files()
         small = [name for name in stamps if stamps[name][0] < MIN_LARGE_FILE_BYTES]
         paths = [os.path.join(self.folder, name) for name in small]
@@ -227,11 +231,11 @@ class ManifestBuilder:
 
 
 def update_manifest(folder: Path) -> None:
-    """Add changes by user code to a manifest."""
+    """Update a manifest for files that user code changed, added or removed."""
     manifest = readable_manifest(folder)
     if manifest.sequence is None:
         return
-    # The manifest's own time is from the same clock as the files' times.
+    # Files are compared with the manifest's own time, since a network disk's clock may differ from this host's.
     written = os.stat(folder / MANIFEST_NAME).st_ctime_ns
     records: dict[str, FileRecord] = {}
     for name, entry in _scan_entries(folder):
@@ -243,7 +247,7 @@ def update_manifest(folder: Path) -> None:
     if not changed:
         return
     fsync_paths(*(folder / name for name in sorted(changed & records.keys())))
-    # Weights by user code were not checked.
+    # Nobody checked whether weights written by user code are finite.
     is_same_model = not any(map(WEIGHT_FILE.fullmatch, changed))
     write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     fsync_paths(folder)

@@ -74,9 +74,10 @@ FILES_READ_BY_METHOD = {
     "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
     "_load_rng_state": (RANDOM_STATE_NAME,),
 }
-# `resume_from_checkpoint="auto"`: the newest intact checkpoint, or a fresh start.
+# `resume_from_checkpoint="auto"`: the intact checkpoint with the highest step, or a fresh start.
 AUTO = "auto"
 NO_SUCH_FOLDER = "finds no such folder"
+# Numbers of the script's trainings, in order.
 _trainings = itertools.count()
 
 
@@ -86,13 +87,13 @@ class BackgroundSaveError(RuntimeError):
 
 @dataclass
 class SavedTraining:
-    """The parts of a training that are saved.
+    """Inputs of a save: the objects to save, the methods that write them, and the folder.
 
     Parameters:
         methods: the Trainer, whose overridable methods write the files.
         resume_record: None outside of a training.
-        weights_to_save: a context in which the model has the weights to save.
-        when_complete: called after a background save.
+        weights_to_save: context in which the model holds the weights to save, such as averaged weights.
+        when_complete: called by `wait` in the training's thread, with the folder and state of a completed save.
     """
 
     methods: Any
@@ -125,10 +126,10 @@ class PendingSave:
 
 
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
-    """Return the intact checkpoint with the highest step in a folder from which training can resume, or None.
+    """Return the intact checkpoint with the highest step in a folder, or None.
 
-    Damaged and non-finite checkpoints are skipped with a warning. If the folder mirrors a URL, the newest checkpoint
-    there is downloaded first.
+    Damaged and non-finite checkpoints are skipped with a warning, and thinned checkpoints without a warning. If the
+    folder mirrors a URL, the checkpoint with the highest step there is downloaded first.
 
     Parameters:
         folder: an output folder with `checkpoint-<step>` folders, or its URL.
@@ -145,7 +146,11 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 
 
 class CheckpointManager:
-    """Manager of a training's checkpoints; all processes call its methods together."""
+    """Manager of a training's checkpoints.
+
+    All processes call `save`, `write`, `save_in_background`, `wait` and `restore` together. `prune` runs in the writer
+    only, after a background save in its thread.
+    """
 
     latest = staticmethod(get_last_checkpoint)
 
@@ -154,9 +159,9 @@ class CheckpointManager:
         self.pending: PendingSave | None = None
         # Description of code, data and model in the run's record.
         self.facts: dict[str, Any] | None = None
-        # The last checkpoint, until its `on_save` callbacks have run.
+        # The last checkpoint (in the writer), until its `on_save` callbacks have run.
         self._written: str | None = None
-        # Overridable save methods get only a path, by which they find this.
+        # The Trainer's save methods get only a folder; `staged(folder)` returns this checkpoint to them.
         self._staged: StagedCheckpoint | None = None
         self._roles: dict[Path, WriterRole] = {}
         self._copies = HostCopies()
@@ -172,6 +177,8 @@ class CheckpointManager:
         recorded: Callable[[Path], AbstractContextManager[None]],
     ) -> Iterator[None]:
         """Lock the folder and upload it to its URL during a training, in the writer only.
+
+        Do nothing if the training neither saves nor has a URL.
 
         Parameters:
             recorded: context that writes the run's record.
@@ -255,6 +262,7 @@ class CheckpointManager:
                 values, writers = [value for value, _ in staged.deferred], [write for _, write in staged.deferred]
                 values, staged.shards = self._copies.copy((values, staged.shards))
                 staged.deferred = list(zip(values, writers, strict=True))
+            # Making a group is collective, so it is made here and not in the thread.
             group = get_writing_group() if staged.shards else None
             state = copy.copy(training.state)
             state.log_history = list(state.log_history)
@@ -262,7 +270,8 @@ class CheckpointManager:
 
         def write() -> None:
             with unfinished:
-                # Collective, so before steps that may fail in a single process.
+                # Shards come first, since all processes write them together: an error of this process in
+                # `write_deferred` would leave the others waiting.
                 staged.write_collected_shards(group)
                 staged.write_deferred()
             if is_writer:
@@ -297,6 +306,7 @@ class CheckpointManager:
         optimizer = methods.optimizer if has_optimizer else None
         nonfinite = find_nonfinite_weights(methods.model, with_buffers=True, optimizer=optimizer)
         are_finite = all(all_gather_object(not nonfinite))
+        # ZeRO 3 leaves parameters empty here, so their finiteness is unknown.
         if staged.manifest is not None and not hasattr(next(methods.model.parameters(), None), "ds_numel"):
             staged.manifest.weights_are_finite = are_finite
         self._staged = staged
@@ -314,7 +324,7 @@ class CheckpointManager:
             self._staged = None
 
     def staged(self, folder: str | Path) -> StagedCheckpoint:
-        """Return the checkpoint being written in this folder, or else a new writer."""
+        """Return the checkpoint being written in this folder, or a new StagedCheckpoint, which writes at once."""
         if self._staged is not None and self._staged.folder == Path(folder):
             return self._staged
         return StagedCheckpoint(Path(folder))
@@ -336,23 +346,27 @@ class CheckpointManager:
         if state.best_global_step == state.global_step or best.is_dir():
             state.best_model_checkpoint = str(best)
         if is_distributed():
-            # Paths may differ between processes, and only the writer sees the checkpoints for certain.
+            # Paths may differ between processes, and a process without the writer's disk does not see its folders.
             writer = self.role(training.args, training.run_dir).writer
             state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer or 0]
 
     # ---- Rotation ----------------------------------------------------------------------------------------------------
 
     def prune(self, args: TrainingArguments, state: TrainerState, run_dir: str, newest: str) -> None:
-        """Delete and thin older checkpoints after a save, in the writer only."""
+        """Delete and thin older checkpoints after a save, in the writer only.
+
+        Parameters:
+            newest: the checkpoint last written, whatever its step.
+        """
         limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
         if args.save_total_limit_best is not None and (limit is None or limit > 0):
-            # The limit does not count the best checkpoints.
+            # The best checkpoints are kept in addition to the last `save_total_limit`, or without a limit to the last.
             protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
             limit, best = limit or 1, None
         rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
         if args.keep_optimizer_states is None:
             return
-        # The newest comes last, regardless of its time.
+        # If a manifest is missing, checkpoints are sorted by time or step, so `newest` may not come last.
         newest = str(Path(newest))
         ordered = [*(path for path in sort_checkpoints(run_dir, use_mtime=True) if path != newest), newest]
         complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
@@ -361,10 +375,10 @@ class CheckpointManager:
                 thin_checkpoint(Path(path))
 
     def delete_all_but_best(self, args: TrainingArguments, run_dir: str, best: str | None) -> None:
-        """Apply `save_total_limit=1` at the end of a training that loads the best model."""
+        """Keep only the best checkpoint after a training with `save_total_limit=1`; rotation keeps the newest too."""
         if best is None or args.save_total_limit != 1 or args.save_total_limit_best is not None:
             return
-        # Without the best in this folder no checkpoint would remain.
+        # If the best checkpoint is in another folder, deleting all others would leave none here.
         if self.is_writer(args, run_dir) and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
             for path in sort_checkpoints(run_dir):
                 if os.path.realpath(path) != os.path.realpath(best):
@@ -399,7 +413,10 @@ class CheckpointManager:
     def _choose_together(
         self, resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Collection[str]
     ) -> Path | None:
-        """Return rank 0's choice in all processes; a choice damaged on any disk is skipped, or refused if named."""
+        """Return rank 0's choice in all processes.
+
+        If the choice is damaged on any disk, skip it, or raise a ValueError if the caller gave its folder.
+        """
         resumes = all_gather_object(bool(resume_from_checkpoint))
         if len(set(resumes)) > 1:
             raise ValueError(
@@ -428,7 +445,8 @@ class CheckpointManager:
             text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
             if not text:
                 return folder
-            if not is_newest_requested:
+            # A folder called "last-checkpoint" or "auto" is chosen by its name, and so again and again.
+            if not is_newest_requested or folder.name in skipped:
                 raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
             if NO_SUCH_FOLDER in text:
                 raise ValueError(
@@ -452,11 +470,12 @@ class CheckpointManager:
         Parameters:
             resume_from_checkpoint: a folder or its URL, True, "auto" or "last-checkpoint".
             needed: files without which a checkpoint cannot be resumed.
-            without: names to skip when looking for the newest.
+            without: names to skip in the search for the highest step.
         """
         if not resume_from_checkpoint:
             return None
         path: str | bool = resume_from_checkpoint
+        # `last-checkpoint` is a folder of this name here or in output_dir, or else the checkpoint of the highest step.
         if path == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
             pushed = Path(output_dir) / LAST_CHECKPOINT
             path = str(pushed) if pushed.is_dir() else True
@@ -509,13 +528,14 @@ class CheckpointManager:
             advice = "Training does not repair them; resume_from_checkpoint=True takes the newest finite checkpoint."
             logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
         if (remote := get_store(folder.parent).remote) is not None:
+            # After a resume from an earlier training's checkpoint, rotation may delete such checkpoints at the URL.
             remote.on_resume(folder.name)
         return folder
 
     # ---- Background save ---------------------------------------------------------------------------------------------
 
     def can_copy(self, storage: FullStateIO) -> bool:
-        """Return whether this save can run in the background; warn if `async_save` is on and it cannot."""
+        """Return whether a save can run in the background; warn if the model cannot be copied despite `async_save`."""
         if self.is_async and not storage.can_be_copied and not self._has_warned_of_fsdp1:
             logger.warning(
                 "async_save: models sharded by version 1 of FSDP cannot be saved in the background, so training waits "
@@ -525,7 +545,7 @@ class CheckpointManager:
         return self.is_async and storage.can_be_copied
 
     def wait(self) -> None:
-        """Wait for the pending save, and raise its error."""
+        """Wait for the pending save, and raise its error or call its `when_complete`."""
         if (save := self.pending) is not None:
             self._end_pending(save)
             with part_of_training(SAVE):
@@ -535,7 +555,7 @@ class CheckpointManager:
                 save.when_complete(str(save.folder), save.state)
 
     def close(self) -> None:
-        """Wait for the pending save, and log its error."""
+        """Wait for the pending save at the end of a training; log its error, since another error may have ended it."""
         try:
             if (save := self.pending) is not None:
                 self._end_pending(save)
@@ -551,6 +571,7 @@ class CheckpointManager:
 
 
 def _resume_records(training: SavedTraining) -> dict[str, Any]:
+    """Return this process's resume records: all fields if it saves, and `version` and `data` in ranks above 0."""
     if training.resume_record is None:
         return {}
     rank, record = training.args.process_index, training.resume_record()
@@ -561,7 +582,7 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
 def _export_callback_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
     for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
-        # Several callbacks of a class share a list, as in transformers.
+        # A class with several callbacks has a list, to which each save appends, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
@@ -570,8 +591,9 @@ def _export_callback_states(training: SavedTraining) -> None:
 
 
 def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
-    """Return the newest checkpoint since the first start by `littrainer run`, or else the script's value.
+    """Return the checkpoint from which a restarted script continues, or else `resume_from_checkpoint`.
 
+    It has the highest step of those written since `littrainer run` first started the script.
     Trainings are identified by their order in the script, so all processes call this at each training.
     """
     if get_reports_folder() is None or TRAININGS not in os.environ:
@@ -582,6 +604,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
+            # The last folder comes first: the script may give output_dir another value at each start.
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
@@ -596,7 +619,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return the checkpoints in a folder, and the CRC-32 of each manifest, or inode and time without a manifest."""
+    """Return, by checkpoint name, the CRC-32 of the manifest, or without a manifest the inode and time."""
     identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     for path in identities:
         with contextlib.suppress(OSError):
@@ -612,6 +635,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 def _find_problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -> str | None:
     if not folder.is_dir():
         return f"{socket.gethostname()} {NO_SUCH_FOLDER}."
+    # The same inode and time mean the same disk, which rank 0 has checked.
     if args.local_process_index != 0 or _identity(folder) == identity:
         return None
     damage = find_damage(folder)

@@ -1,6 +1,6 @@
-"""The store of a run's checkpoints: a run at a time locks it, and a URL may mirror it.
+"""The store of a run's checkpoints. Only a single run may write to it at a time; a URL may hold a copy.
 
-The lock ends with its process. Without file locks every run is accepted.
+The lock ends with its process. On a file system without file locks several runs are accepted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Store:
 
     def __init__(self, run_dir: Path, lock: int | None = None) -> None:
         self.run_dir, self.lock = run_dir, lock
-        # The working directory may change.
+        # Resolved now, since the script may change the working directory.
         self._key = run_dir.resolve()
         self.remote: RemoteRun | None = None
         self._deletions: list[Future[None]] = []
@@ -61,11 +61,14 @@ class Store:
             yield builder
 
     def delete(self, path: str | Path) -> None:
-        """Delete a checkpoint, in a thread if the folder is locked; wait for its upload, and warn of errors."""
+        """Delete a checkpoint, in a thread if the folder is locked; warn of errors.
+
+        Defer the deletion until this checkpoint or a newer checkpoint is uploaded.
+        """
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
         logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
-        # An earlier checkpoint of this name may be pending.
+        # The deletion of an earlier checkpoint with this name may still use the folder in `.unfinished`.
         self.wait_for_deletions()
         try:
             if self.lock is None:
@@ -98,7 +101,7 @@ class Store:
         run = RemoteRun(self.run_dir, hang_timeout)
         logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.url)
         run.claim()
-        # Cleared by `on_resume` from one of them.
+        # `on_resume` clears these after a resume from any of them; until then rotation keeps them at the URL.
         run.earlier = {name: run.read_local_manifest(name) for name in run.local_checkpoints()}
         self.remote = run
         try:
@@ -120,11 +123,15 @@ class Store:
         """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
+            # Another pass deletes these checkpoints at the URL.
             if self.delete_deferred():
                 self.remote.finish()
 
     def refuse_foreign_folders(self, steps: range) -> None:
-        """Raise an OSError if another user owns a folder of these steps."""
+        """Raise an OSError if `.unfinished` or a checkpoint of these steps is not writable.
+
+        Do nothing without the lock.
+        """
         if self.lock is None:
             return
         try:
@@ -144,7 +151,8 @@ class Store:
         finally:
             if self.lock is not None:
                 _locked_stores.pop(self._key, None)
-                # Delete before unlocking, so that a waiting process notices the new file.
+                # The file is deleted before it is unlocked: a process that opened it sees in `_open_lock` that it is
+                # gone.
                 with contextlib.suppress(OSError):
                     (self._key / LOCK_NAME).unlink()
                 os.close(self.lock)
@@ -165,8 +173,8 @@ _locked_stores: dict[Path, Store] = {}
 
 
 def _forget_locks_in_child() -> None:
-    # A forked worker must not keep the lock if its parent is killed, and lacks the threads that delete. Closing the
-    # copy does not unlock the file.
+    # A forked child would hold the lock after its parent is killed, and has no deletion threads. Closing the child's
+    # copy of the descriptor does not unlock the file.
     for store in _locked_stores.values():
         with contextlib.suppress(OSError):
             os.close(store.lock or -1)
@@ -203,6 +211,7 @@ def lock_folder(run_dir: Path) -> Store:
     except OSError as error:
         raise make_unwritable_error(run_dir, error) from error
     store = _locked_stores[run_dir.resolve()] = Store(run_dir, descriptor)
+    # Without file locks another run may be writing there.
     if is_locked:
         clean_staging_dir(run_dir)
     return store

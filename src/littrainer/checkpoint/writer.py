@@ -1,4 +1,4 @@
-"""The writer of a checkpoint's files, at once or deferred."""
+"""A checkpoint folder being written: files at once, or deferred for a background save."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger.addFilter(rewrite_staging_paths)
 
 
 class StagedCheckpoint:
-    """A checkpoint, or another folder, to write.
+    """A folder to which the Trainer's save methods write, mostly a staged checkpoint.
 
     Parameters:
-        manifest: records complete files, in the writer's process.
+        manifest: ManifestBuilder of a checkpoint, in the writer; None in other processes, and for another folder.
 
     Attributes:
         is_deferred: values are collected for `write_deferred`.
@@ -68,7 +68,8 @@ class StagedCheckpoint:
         """Write this process's shards of states, by folder name; all processes call this."""
         self.shards.update(states)
         for name in states:
-            # A later failure would hang the other processes.
+            # The folder is made before the collective write: a process that failed inside it would leave the others
+            # waiting.
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         if not self.defers_shards:
             self.write_collected_shards()

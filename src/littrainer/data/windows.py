@@ -27,6 +27,8 @@ class MicroBatch:
         is_last_of_step: the optimizer steps after this micro-batch.
         window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
+        epoch_fraction: trained share of the epoch after this micro-batch.
+        position: index in the drawn window.
     """
 
     inputs: Any
@@ -52,6 +54,10 @@ class WindowLoader:
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
         skipped_windows: (epoch, first micro-batch) of windows that are drawn and skipped.
         is_length_of_training: `micro_batches_per_epoch` covers the whole training, and the data may have more.
+
+    Attributes:
+        micro_batches_read: micro-batches of the epoch that were yielded or skipped.
+        micro_batches_done: micro-batches of the epoch whose optimizer steps are complete.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class WindowLoader:
         self.set_epoch_length(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
+        # Set to `SpeedLog.enter` for a training; `id` does nothing, without a Python call.
         self.enter_section: Callable[[str], Any] = id
         self.skipped_windows = skipped_windows
         self.is_length_of_training = is_length_of_training
@@ -77,6 +84,7 @@ class WindowLoader:
         self.epoch = 0
         self.micro_batches_read = 0
         self.micro_batches_done = 0
+        # Micro-batches of the epoch that `draw_window` has returned.
         self._micro_batches_drawn = 0
         self._is_exhausted = False
 
@@ -86,7 +94,7 @@ class WindowLoader:
 
     def set_epoch_length(self, micro_batches_per_epoch: int) -> None:
         self.micro_batches_per_epoch = micro_batches_per_epoch
-        # Fixed, even if accumulation is lowered later and leaves data unread.
+        # Fixed, as in transformers, even if accumulation is lowered later and leaves data unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
 
     def start_epoch(self, epoch: int) -> None:
@@ -126,12 +134,13 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # Windows are counted, regardless of how many micro-batches `draw_window` returns, from the epoch's beginning or
-        # from the position at which the layout changed.
+        # The number of windows does not depend on how many micro-batches `draw_window` returns. Windows begin at the
+        # epoch's first micro-batch, or at the first micro-batch after a layout change (`offset`).
         offset, fraction, epoch_length = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             offset, length = change.window, epoch_length
-            # Rows trained before may not fill micro-batches of the new size.
+            # Rows trained before the change may not fill micro-batches of the new size, so the rest of the epoch is
+            # shared evenly among the remaining micro-batches.
             fraction = (1 - change.share) / max(length - change.batches, 1) if change.rows else 0.0
         resumed_at = count
         done_in_window = (count - offset) % accumulation
@@ -149,6 +158,7 @@ class WindowLoader:
                 self.micro_batches_read = count
                 continue
             for index, inputs in enumerate(window):
+                # A resume may begin within a window.
                 is_first_of_step = (count - offset) % accumulation == 0 or count == resumed_at
                 count += 1
                 self.micro_batches_read = count

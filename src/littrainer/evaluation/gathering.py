@@ -31,7 +31,7 @@ from littrainer.runtime.nested_values import (
     truncate_nested,
 )
 
-# Size from which collected batches are written together.
+# Bytes of waiting host batches from which they are written to the final array.
 MIN_WRITE_BYTES = 1 << 20
 
 
@@ -39,15 +39,16 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: length is sufficient. Otherwise a list whose tensors all have a row for each sample has an entry for
-            each layer, and the first batch of several samples decides for all.
+        is_certain: a list as long as the batch has an entry for each sample. Otherwise such a list has an entry for
+            each layer if each of its leaves is a scalar or has a row for each sample; the first batch of several
+            samples decides for all.
     """
 
     def __init__(self, is_certain: bool):
         self.is_certain: bool | None = is_certain or None
 
     def mark(self, value: Any, rows: int | None) -> Any:
-        """Return outputs with `SampleList`s."""
+        """Return the outputs with each list of samples as a `SampleList`."""
         has_found = False
 
         def has_samples(entries: Any) -> bool:
@@ -84,7 +85,7 @@ class BatchCollection:
         self._waiting_bytes = 0
         self._joined: Any = None
         self._separate: list[Any] = []
-        # Structure of the batches, with empty tensors.
+        # Structure of the batches, without rows, so that a batch with another structure fails at once.
         self._structure: Any = None
 
     def add(self, batch: Any) -> None:
@@ -101,6 +102,7 @@ class BatchCollection:
 
     def move_to_host(self) -> None:
         """Convert the collected batches to NumPy, which frees device memory."""
+        # Small batches are joined first, for fewer writes.
         if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * MIN_WRITE_BYTES:
             self._waiting = deque([concat_nested(list(self._waiting))])
         self._waiting_bytes = 0
@@ -221,7 +223,7 @@ def _measure_storage(batch: Any) -> tuple[int, bool]:
 
 
 def _drop_unused_storage(leaf: Any) -> Any:
-    # Copy views of a larger tensor, which can then be freed.
+    # Copy a view, so that the larger tensor behind it can be freed.
     if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone(memory_format=torch.contiguous_format)
     return leaf
@@ -318,7 +320,7 @@ class CollectedOutputs:
         self.batches_done = 0
 
     def get_batch_weight(self, inputs: Any) -> Any:
-        """Return a weight for the mean loss."""
+        """Return the batch's weight in the exact mean loss; None with eval_loss_weighting="batches"."""
         return None if self.exact_loss is None else self.exact_loss.get_batch_weight(inputs)
 
     def make_outputs(
@@ -331,7 +333,9 @@ class CollectedOutputs:
         labels: Any,
         inputs: Any,
     ) -> BatchOutputs:
-        """Return the outputs of a batch in this process, padded to the longest of all processes.
+        """Add the loss to the exact mean, and return the outputs of a batch in this process; a collective call.
+
+        Outputs are padded along dimension 1 to the longest of all processes.
 
         Parameters:
             samples: number of repetitions of the loss, which is the batch's weight in a mean over samples.
@@ -367,7 +371,7 @@ class CollectedOutputs:
         if not outputs.has_predictions_and_labels:
             return
         if tensor_parallel_rank(self.args) > 0:
-            # Tensor-parallel processes predict the same samples.
+            # Tensor-parallel processes predict the same samples, so only the first of them counts the samples.
             outputs = outputs.first_rows(0)
         elif rows is not None:
             size = find_batch_size(outputs.predictions) or 0

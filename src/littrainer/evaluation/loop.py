@@ -31,8 +31,9 @@ class EvaluationLoop(CollectedOutputs):
     """Loop of `evaluate()` and `predict()`: `begin`, `step` for each batch, and `finish`.
 
     Parameters:
-        description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`.
-        has_custom_step: the Trainer's class overrides `prediction_step`.
+        description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`, since
+            `predict()` returns them.
+        has_custom_step: the Trainer's class or instance overrides `prediction_step`.
         shifts_labels: the loss compares each label with the prediction at the previous position.
         move_input: moves a batch's main input to the device.
     """
@@ -85,7 +86,7 @@ class EvaluationLoop(CollectedOutputs):
         logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
         logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
-            # A script's step may return probabilities, whose sigmoid would exceed 0.5.
+            # A script may return probabilities, whose sigmoid is at least 0.5 for every label.
             has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
             self.streaming.begin(
                 trainer.args.device,
@@ -126,6 +127,7 @@ class EvaluationLoop(CollectedOutputs):
             )
             inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
             inputs = None if inputs is None else self.move_input(inputs)
+            # As in transformers, the loss is repeated for a full batch; `gather_for_metrics` shortens the last batch.
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
             outputs = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
             is_kept = self.streaming is None or self.is_prediction
@@ -133,7 +135,7 @@ class EvaluationLoop(CollectedOutputs):
         finally:
             trainer.accelerator.samples_in_last_batch = None
         if rows is not None and args.world_size > 1:
-            # Seq2SeqTrainer's gather function keeps padding samples; its loss includes them.
+            # Seq2SeqTrainer's gather function keeps padding samples; as in transformers, its mean loss includes them.
             gathered = gathered.first_rows(rows)._replace(losses=gathered.losses)
         if self.streaming is not None:
             self.update_streaming(outputs, rows)
@@ -143,6 +145,7 @@ class EvaluationLoop(CollectedOutputs):
         if not args.batch_eval_metrics or self.streaming is not None:
             self.move_to_host_if_due()
         elif trainer.compute_metrics is not None and gathered.has_predictions_and_labels:
+            # As in transformers, `inputs` is here the whole batch of this process.
             prediction = gathered._replace(inputs=batch).make_prediction(args.include_for_metrics)
             is_last = is_end or self.batches_done == self.max_batches
             self._batch_metrics = call_metric_function(trainer, prediction, compute_result=is_last)
@@ -150,7 +153,7 @@ class EvaluationLoop(CollectedOutputs):
         return outputs
 
     def find_sample_indices(self, batch: Any) -> list[int] | None:
-        """Return the dataset indices of the last batch; None if shuffled or with several processes."""
+        """Return the dataset indices of the batch read last; None if shuffled or with several processes."""
         sampler = getattr(self.dataloader, "sampler", None)
         if not isinstance(sampler, SequentialSampler) or self.args.world_size > 1:
             return None

@@ -1,4 +1,4 @@
-"""Forward pass of an evaluation batch, and mean loss of all batches."""
+"""Loss, labels and predictions of an evaluation batch, and the mean loss of all batches."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def extract_logits(
         names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
         check_rows(logits, labels, names, compared_labels)
     logits = detach_nested(logits)
-    # A bare tensor of a single row is not unpacked.
+    # A tensor with a single row has length 1 too, and is not unpacked.
     return logits[0] if isinstance(logits, (list, tuple)) and len(logits) == 1 else logits
 
 
 def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:
-    """Raise a ValueError if no output has a row for each label, even if flattened."""
+    """Raise a ValueError if no output has as many rows as the labels; the tokens of either may be flattened."""
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
@@ -93,7 +93,7 @@ def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: S
 
 
 def _have_matching_rows(output: torch.Tensor, labels: torch.Tensor) -> bool:
-    # Scripts may flatten the tokens of either.
+    # Scripts may flatten the tokens of outputs or labels.
     rows = labels.shape[0]
     return output.shape[0] in (rows, labels.numel()) or rows == output.shape[:2].numel()
 
@@ -124,13 +124,13 @@ class ExactLossMean:
         return args.eval_batch_size if samples is None else samples
 
     def add(self, loss: torch.Tensor, weight: torch.Tensor | int) -> None:
-        """Add a loss, without a device synchronization."""
+        """Gather and keep the loss and weight of a batch; a collective call."""
         loss = loss.detach().float().mean().reshape(1)
         self._losses.append(self.gather(loss))
         self._weights.append(self.gather(torch.as_tensor(weight, device=loss.device).reshape(1)))
 
     def value(self) -> float | None:
-        """Return the mean over batches with weight; None without batches.
+        """Return the mean over batches with a positive weight; None without batches.
 
         `logging_nan_inf_filter` excludes batches with a non-finite loss, unless all are non-finite.
         """
@@ -148,7 +148,7 @@ class ExactLossMean:
 
 
 def compute_sample_mean(losses: Any, filter_nonfinite: bool) -> float | None:
-    """Return the mean by sample; the filter keeps non-finite losses if all are."""
+    """Return the mean over samples; the filter excludes non-finite losses, unless all are non-finite."""
     if losses is None:
         return None
     per_sample = np.concatenate(losses) if isinstance(losses, list) else losses

@@ -25,14 +25,14 @@ from littrainer.runtime.interruptions import UserStopIteration
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
-# Compared with Lightning's loop in tests/lightning_adapter.
+# Releases whose loop tests/lightning_adapter compares with this loop.
 SUPPORTED_RELEASES = frozenset(
     {
         *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
         *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
     }
 )
-# Without work around a micro-batch.
+# Strategies and precision plugins that do nothing around a micro-batch.
 PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
 PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
 HOOKS = (
@@ -43,7 +43,7 @@ HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-# Lightning calls these on the module too; setting one on the instance selects Lightning's loop.
+# Methods that Lightning calls on the module; if a script sets such a method on the instance, Lightning's loop runs.
 MODULE_HOOKS = (
     *HOOKS,
     "on_before_batch_transfer",
@@ -65,7 +65,7 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     _is_fast = False
     _has_stepped = False
-    # Only during an epoch: no loader with worker processes outlives it.
+    # Set only during an epoch, so that they keep no loader with worker processes alive.
     _module: Any = None
     _batches: Any = None
     _strategy: Any = None
@@ -113,7 +113,7 @@ class FastEpochLoop(_TrainingEpochLoop):
     def _notify(self, hook: str, *args: Any) -> None:
         """Call a hook of callbacks, then of the module, in Lightning's order."""
         pl_trainer, module, empty_hook = self.trainer, self._module, getattr(pl.Callback, hook)
-        # Without a copy, for callbacks that callbacks add.
+        # The list is not copied, so that a callback that another callback adds is called too.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
             method = getattr(callback, hook)
             # `overrides_hook`, inlined for speed.
@@ -142,7 +142,7 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         if self._is_fast and not self._module.__dict__.keys().isdisjoint(MODULE_HOOKS):
-            # Both loops share the iterator and the counters.
+            # Both loops share the iterator and the counters, so that the epoch continues in Lightning's loop.
             self._is_fast = False
         if not self._is_fast:
             super().advance(data_fetcher)
@@ -240,7 +240,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
         loss = module.step.forward_micro_batch(batch)
-        # Lightning clears gradients here, the Trainer after the step.
+        # Lightning calls on_before_zero_grad here; gradients are cleared after the optimizer step.
         if is_zeroed:
             self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
@@ -279,7 +279,7 @@ class FastEpochLoop(_TrainingEpochLoop):
 
 
 def overrides_hook(callback: Any, hook: str) -> bool:
-    # On the instance, which may create hooks in `__getattr__`.
+    # Look the hook up on the instance, which may create it in `__getattr__`.
     method = getattr(callback, hook)
     return callable(method) and getattr(method, "__func__", method) is not getattr(pl.Callback, hook)
 

@@ -1,6 +1,7 @@
 """The LightningModule around a Trainer's model, and the callbacks before and after the user's callbacks.
 
-An overridden `training_step` runs backward, in manual optimization.
+If a script overrides `Trainer.training_step`, Lightning's manual optimization is used, since the method calls backward
+itself.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
     from littrainer.loop.run import TrainingRun
 
 
+# Values of `accumulate_grad_batches` at which Lightning steps the optimizer, or accumulates.
 STEP_NOW = 1
 DO_NOT_STEP = 2**62
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def convert_stop_iteration(hook: Hook) -> Hook:
-    """Convert a StopIteration of user code, which Lightning would catch."""
+    """Convert a StopIteration of user code, which Lightning would take for the end of the data."""
 
     @functools.wraps(hook)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +62,7 @@ def convert_stop_iteration(hook: Hook) -> Hook:
 
 
 class DeferredClosureModule(pl.LightningModule):
-    """A LightningModule that runs forward and backward before the optimizer's step."""
+    """A LightningModule that runs Lightning's closure (forward and backward) before the optimizer's step."""
 
     model: Any
 
@@ -88,7 +90,7 @@ class TrainerModule(DeferredClosureModule):
     """A module that calls the overridable methods of a Trainer in each step.
 
     Parameters:
-        run: None for evaluation and prediction.
+        run: None outside of fit.
     """
 
     owner = weak_property("_owner")
@@ -99,7 +101,7 @@ class TrainerModule(DeferredClosureModule):
         self.owner = trainer
         self.run = run
         self.step: Any = None if run is None else run.step
-        # Compared with the Trainer's, which a script may replace.
+        # Optimizer and schedule that Lightning has; a script may replace those of the Trainer.
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
@@ -109,7 +111,7 @@ class TrainerModule(DeferredClosureModule):
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
-        # Callbacks that average weights copy the module, without the Trainer.
+        # Callbacks that average weights copy the module; the copy shares the objects of the training.
         for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
@@ -195,7 +197,7 @@ class TrainerModule(DeferredClosureModule):
                 self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
         loss = self.step.forward_micro_batch(micro_batch)
-        # Lightning's divisor of the loss, which the Trainer has divided already.
+        # Lightning divides the loss by this number, and the Trainer has divided it already.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
@@ -223,7 +225,7 @@ class TrainerModule(DeferredClosureModule):
             raise
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
-        """Set whether the optimizer steps, after Lightning's division of the loss."""
+        """Set `accumulate_grad_batches` again, now that Lightning has divided the loss."""
         if self.micro_batch is not None:
             self.set_window(self.micro_batch)
 
@@ -267,6 +269,7 @@ class TrainerModule(DeferredClosureModule):
             optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        # Lightning calls this before an evaluation too (`_run_stage`), which must leave a script's gradients.
         if self.run is not None:
             clear_gradients(self.model)
 
@@ -343,6 +346,8 @@ class BeforeUserCallbacks(_Events):
     """The first callback: it restores states, and begins epochs and micro-batches."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        # Callbacks such as ThroughputMonitor read `enable_validation` in `setup`; during fit it is False, since the
+        # Trainer evaluates.
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
     @convert_stop_iteration
@@ -355,7 +360,7 @@ class BeforeUserCallbacks(_Events):
         self.run.restore()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Update unstarted averages, before callbacks swap them in."""
+        """Copy the weights into averages that no step has updated yet, before callbacks swap the averages in."""
         sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
@@ -369,17 +374,20 @@ class BeforeUserCallbacks(_Events):
         if batch_idx == 0:
             skipped = self.run.pop_skipped_micro_batches()
             if skipped:
-                # Lightning counts skipped micro-batches too.
+                # Lightning's count includes the micro-batches that were trained before the resume.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
         pl_module.set_window(batch)
         self.run.step.begin_micro_batch(batch)
 
 
 class AfterUserCallbacks(_Events):
-    """The last callback, so that checkpoints see all callbacks at the same step; it exchanges stop requests."""
+    """The last callback, so that checkpoints see all callbacks at the same step.
+
+    It passes stop requests between `lightning.Trainer.should_stop` and the control.
+    """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep a stop request of a checkpoint, with which Lightning would not begin."""
+        """Take over a stop request that a checkpoint restored, with which Lightning would not begin."""
         self._note_stop(trainer, is_due=False)
 
     @convert_stop_iteration
@@ -387,7 +395,7 @@ class AfterUserCallbacks(_Events):
         self.run.begin()
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
-        # A Trainer callback's request takes effect after the first micro-batch.
+        # A Trainer callback's request takes effect after the first micro-batch, as in transformers.
         if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_requested(trainer)
 
@@ -411,7 +419,7 @@ class AfterUserCallbacks(_Events):
         self._stop_if_requested(trainer)
 
     def _note_stop(self, pl_trainer: pl.Trainer, is_due: bool = True) -> None:
-        # Lightning would stop within the window.
+        # Lightning would stop after this micro-batch, within the window.
         if pl_trainer.should_stop:
             self._is_stop_requested = True
             pl_trainer.should_stop = False

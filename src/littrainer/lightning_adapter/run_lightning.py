@@ -43,10 +43,11 @@ class LightningState:
     """The Lightning objects of trainings and evaluations.
 
     Attributes:
-        trainer: of the last training or evaluation.
+        trainer: the `lightning.Trainer` of the last training; before any training, of the first evaluation by
+            Lightning's loops.
         module: None outside of training.
-        evaluation: the innermost that runs.
-        deferred_validation_end: evaluations that form a validation for callbacks.
+        evaluation: the innermost running evaluation.
+        deferred_validation_end: delays `on_validation_end` until the metrics are computed.
     """
 
     trainer: pl.Trainer | None = None
@@ -60,7 +61,7 @@ class LightningState:
             internals.weaken_back_references(self.trainer)
 
     def end_without_callbacks(self) -> None:
-        """Hide the exception that ends fit without an error from callbacks."""
+        """Remove all callbacks before a rollback ends fit, since its exception is no error for `on_exception`."""
         lightning_trainer: Any = self.trainer
         lightning_trainer.callbacks = []
 
@@ -121,7 +122,7 @@ def fit(trainer: TrainerContext, run: TrainingRun) -> None:
     from littrainer.lightning_adapter.lightning_trainer import build_lightning_trainer
     from littrainer.lightning_adapter.module import TrainerModule
 
-    # A second fit of a lightning.Trainer does nothing.
+    # A second fit of a lightning.Trainer does nothing, so each training builds a new instance.
     state = trainer.session.lightning
     lightning_trainer = state.trainer = build_lightning_trainer(trainer, run)
     module = state.module = TrainerModule(trainer, run)
@@ -154,7 +155,7 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
-                    # Ends the validation, without callbacks.
+                    # Records an end that calls no callbacks, so that `round` still passes on stop requests.
                     state.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
@@ -168,7 +169,7 @@ def _has_listeners(running: Any, callbacks: list[Any]) -> bool:
     if running is None:
         from littrainer.lightning_adapter.lightning_internals import has_registered_callbacks
 
-        # Outside of fit, evaluations also call `setup` and `teardown`.
+        # Outside of fit any callback counts, since Lightning also calls `setup` and `teardown`.
         return bool(callbacks) or has_registered_callbacks()
     from littrainer.lightning_adapter.fast_training_loop import overrides_hook
     from littrainer.lightning_adapter.module import get_user_callbacks
@@ -202,7 +203,7 @@ def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop
                 lightning_trainer.validate(module, dataloaders=batches, verbose=False)
         _add_to_history(lightning_trainer)
     finally:
-        # Lightning keeps the stream.
+        # Lightning keeps the stream, which would keep the evaluation's outputs alive.
         batches.evaluation = None
         weaken_back_references(lightning_trainer)
 
@@ -210,7 +211,8 @@ def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop
 class BatchStream:
     """The batches of an evaluation for Lightning's loops, with an unreachable length.
 
-    Without length Lightning prefetches, which changes random draws; at the loader's length it stops.
+    Without length Lightning prefetches, which changes random draws. With the loader's length it would stop before the
+    iterator ends, and the loader's code after its last batch would not run.
     """
 
     UNREACHABLE_LENGTH = 2**40
@@ -238,14 +240,14 @@ def shard_for_evaluation(trainer: TrainerContext) -> None:
     lightning_trainer = build_lightning_trainer(trainer, run=None)
     lightning_trainer.callbacks = []  # type: ignore[attr-defined]
     with quiet_lightning():
-        # Sets up the strategy.
+        # An empty validation sets up the strategy, which shards the model.
         lightning_trainer.validate(TrainerModule(trainer), dataloaders=[], verbose=False)
     weaken_back_references(lightning_trainer)
 
 
 @contextmanager
 def group_validations(trainer: TrainerContext) -> Iterator[None]:
-    """Group evaluations into one validation for callbacks that monitor metrics."""
+    """Group evaluations into a validation for callbacks that monitor metrics; time them, and use averaged weights."""
     state = trainer.session.lightning
     with (
         trainer.session.speed.during("evaluation"),
@@ -256,7 +258,7 @@ def group_validations(trainer: TrainerContext) -> Iterator[None]:
 
 
 def swap_in_weights_for(purpose: str, module: Any) -> AbstractContextManager[None]:
-    """Give a fitted model the weights to "evaluate" or to "save" in the block."""
+    """Swap in the weights that an averaging callback chooses to "evaluate" or to "save", for the block."""
     callbacks = [] if module is None else module.trainer.callbacks
     averaging = next((callback for callback in callbacks if hasattr(callback, "swap_in_weights_for")), None)
     return nullcontext() if averaging is None else averaging.swap_in_weights_for(purpose, module)
@@ -268,7 +270,7 @@ def _propagate_stop(running: Any, control: TrainerControl) -> None:
 
 
 def publish(running: Any, logs: dict[str, Any]) -> None:
-    """Publish logs to Lightning callbacks of a fitted module, before they are in the history."""
+    """Publish logs to the Lightning callbacks of a running fit, before the Trainer adds the logs to its history."""
     if running is None:
         return
     from littrainer.lightning_adapter.module import get_user_callbacks

@@ -57,7 +57,7 @@ COUNTED = (
 
 @dataclass(frozen=True)
 class ResumedTraining:
-    """A training whose sizes and arguments a checkpoint records, or is compared with.
+    """Arguments and sizes of a training, to record at a save or to compare at a resume.
 
     Parameters:
         state: the checkpoint's, or at a save the current state.
@@ -83,7 +83,7 @@ class ResumedTraining:
         }
 
     def find_changed_sizes(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the `SIZES` that differ, except lengths of streams."""
+        """Return the names of the `SIZES` that differ, except lengths of streams."""
         ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
         return find_changed_sizes(self.sizes, record["sizes"], ignored)
 
@@ -100,11 +100,11 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     record = _load_record(folder / RESUME_RECORD_NAME)
     if record is None:
         return None
-    # The order of an epoch is the same in all processes.
+    # Kept for a resume with another number of processes, which all use it, since an epoch has the same order in all.
     record["data_of_first"] = record["data"]
     if record.get("rank", 0) != rank:
         local = _load_record(folder / resume_record_name(rank)) if rank else None
-        # The record of the first process counts the rows.
+        # The first process's record counts the rows of all processes.
         record["data"] = local and local["data"] and {**local["data"], "rows": record["data"].get("rows")}
     return record
 
@@ -142,6 +142,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
         return replace(position, surplus_steps=record.get("steps_ahead", 0))
     if "world_size" in changed:
         data = record["data_of_first"]
+    # With another number of samples the order may differ, so the trained rows are unknown.
     if "num_examples" in changed or data is None:
         return default
     number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
@@ -151,6 +152,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
         names = ("generators", "order_seed", "order_is_kept")
         moved = replace(position, data={name: data[name] for name in names if name in data})
         description = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
+    # Micro-batches are unchanged, except from a rebalancing sampler, which divides whole optimizer steps into them.
     elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
         change = replace(position.layout_change or LayoutChange(), window=position.micro_batches)
         moved = replace(position, data={**data, "layout_change": asdict(change)})
@@ -167,7 +169,7 @@ def _move_by_rows(
     """Return the position after the trained rows, in batches of the current size; None if unknown."""
     plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
     length = plan.micro_batches_per_epoch
-    # Lightning's limits may skip batches.
+    # With a limit on batches the rest of the loader is not the rest of the epoch.
     if rows is None or size is None or (has_length(loader) and len(loader) != length):
         return None
     parts, number = build_skipping_attributes(loader, rows), sum(rows)

@@ -100,7 +100,7 @@ class TrainingRun:
         trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_restore: list[float] | None = None
         self._hyperparameters_changed = False
-        # Optimizer steps before the resume beyond those of today's sizes; negative after fewer.
+        # Optimizer steps taken before the resume minus those that current sizes need for the rows; may be negative.
         self.surplus_steps = 0
         self._has_layout_changed = False
 
@@ -114,6 +114,7 @@ class TrainingRun:
             self._start_at(*start)
 
     def _start_at(self, epoch: int, micro_batches: int) -> None:
+        """Start at the position that an override of `_init_training_state` returned."""
         self.first_epoch = self.epoch = epoch
         if self.checkpoint is not None:
             self.resumed_at = DataPosition(epoch, micro_batches)
@@ -173,7 +174,7 @@ class TrainingRun:
 
     def _skip(self, position: DataPosition) -> None:
         self._micro_batches_to_skip = position.micro_batches
-        # The order of an epoch depends on the checkpoint's generators.
+        # Generators draw an epoch's order: restore them before the draw at its beginning, in mid-epoch after the skip.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
         restore = None if self._restores_before_epoch else self._restore_random_states
@@ -278,6 +279,7 @@ class TrainingRun:
         if self._has_layout_changed:
             set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
         if (self.record or {}).get("schedule_is_replaced"):
+            # Callbacks replace the schedule again, which sets other rates; see `note_schedule`.
             self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -301,13 +303,14 @@ class TrainingRun:
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
-                # on_step_done ran before the checkpoint was written.
+                # The training that wrote the checkpoint already ran this callback, which reports to Ray.
                 self.step.on_step_done = None
             self.step.run_step_done_callback()
         if self.evaluation_due is not None:
             self._rerun_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
             self._finish_interrupted_epoch()
+        # A rollback needs a checkpoint to go back to.
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
             trainer.control.should_save = True
             self.step.log_evaluate_save()
@@ -341,7 +344,7 @@ class TrainingRun:
 
     @property
     def _schedule_offset(self) -> int:
-        # The schedule follows the rows trained, except if the length is given in steps.
+        # The schedule's length and step leave surplus steps out, unless `max_steps` gives the length.
         return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.surplus_steps
 
     def begin_without_steps(self) -> None:
@@ -374,7 +377,7 @@ class TrainingRun:
         self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
-        """Extend the schedule to groups that callbacks added, note whether they replaced it, and set restored rates."""
+        """Cover parameter groups that callbacks added, note if they replaced the schedule, and set restored rates."""
         schedule = self.trainer.lr_scheduler
         cover_added_groups(schedule)
         self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and schedule not in schedules

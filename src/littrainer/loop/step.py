@@ -2,8 +2,8 @@
 
 `WindowLoader` calls `draw` for each window. For each micro-batch the loops call `begin_micro_batch`,
 `forward_micro_batch`, the backward pass (lightning_adapter/module.py, or an overridden `training_step`) and
-`end_micro_batch`. Before the last `end_micro_batch` of a window the optimizer steps: the fast loop calls `update`,
-Lightning's hooks its parts, `clip` and `after_optimizer_step`.
+`end_micro_batch`. Before the last `end_micro_batch` of a window the optimizer steps: the fast loop and manual
+optimization call `update`; Lightning's hooks call its parts, `clip` and `after_optimizer_step`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TrainingStep:
 
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
-        clock: raises flags when their time has come; None except in the first process.
-        policies: what watches the steps, by the methods of `StepPolicy` that they override.
+        clock: raises flags when their time has come; None in all processes but the first.
+        policies: the policies that watch the steps, by the method of `StepPolicy` that they override.
         on_step_done: callback that is run once, after logs, evaluation and save of the step.
     """
 
@@ -71,7 +71,7 @@ class TrainingStep:
         self.learning_rate: float | None = None
         self.on_step_done: Callable[[], None] | None = None
         self.is_step_skipped = False
-        # Optimizer step from 1, and epoch and number of its first micro-batch, from 0.
+        # Optimizer step (counted from 1), epoch and first micro-batch (both counted from 0) of the window.
         self._window = (1, 0, 0)
         self._labels_drawn: torch.Tensor | None = None
         self.health, self.speed = session.health, session.speed
@@ -83,7 +83,10 @@ class TrainingStep:
         self.policies = group_by_moment([self.health, splitter, self.clock, preemption])
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
-        """Draw a window and count its label tokens, by the overridable `get_batch_samples`."""
+        """Draw a window and count its label tokens, by the overridable `get_batch_samples`.
+
+        At the first window, detect the loss reduction.
+        """
         trainer, speed, session = self.trainer, self.speed, self.trainer.session
         speed.enter("data")
         drawn: tuple[list[Any], Any] = trainer.get_batch_samples(batches, number, self._device)
@@ -92,6 +95,7 @@ class TrainingStep:
         speed.count(window)
         if not session.loss_reduction.is_known:
             session.loss_reduction = detect_loss_reduction(trainer, trainer.model_wrapped, window, self._device)
+        # The health guard needs the number of label tokens even if the loss is not divided by it.
         if labels is None and window and hasattr(window[0], "get") and getattr(window[0].get("labels"), "ndim", 0) > 1:
             labels = count_label_tokens(window, labels_are_shifted=False)
         self._labels_drawn = labels.to(self._device) if isinstance(labels, torch.Tensor) else None
@@ -138,7 +142,8 @@ class TrainingStep:
         position = (*self._window[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, position, loss_copy))
         speed.enter("backward")
-        # A script's accelerator may divide too.
+        # A script may set gradient_accumulation_steps of `trainer.accelerator`, by which accelerate would divide the
+        # loss too; an overridden training_step divides it in `accelerator.backward`.
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         return loss if steps == 1 or by_training_step else loss / steps
 
@@ -150,7 +155,10 @@ class TrainingStep:
         step_schedules()
 
     def clip(self) -> None:
-        """Clip the gradients, record their norm, and let policies skip the step."""
+        """Clip the gradients, record their norm, let policies skip the step, and fire on_pre_optimizer_step.
+
+        Afterwards Ctrl-C waits until `end_micro_batch` releases the guard.
+        """
         self.speed.enter("step")
         trainer = self.trainer
         grad_norm = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
@@ -165,7 +173,6 @@ class TrainingStep:
         if len(self.health.unread) >= MAX_UNREAD:
             self.health.check()
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
-        # Ctrl-C waits from here until `end_micro_batch` releases the guard.
         trainer.update_guard.hold()
 
     def after_optimizer_step(self) -> None:
@@ -198,7 +205,7 @@ class TrainingStep:
         self.log_evaluate_save()
 
     def sync_control_flags(self, flags: tuple[str, ...] = CONTROL_FLAGS) -> None:
-        """Synchronize flags over all processes, and finish background saves that have ended."""
+        """Synchronize flags over all processes, and complete a background save that all processes have written."""
         pending = self.trainer.session.checkpoints.pending
         is_written = pending is not None and pending.writing.done()
         if self._flags is not None:
@@ -213,7 +220,7 @@ class TrainingStep:
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
         is_due = calls_events or trainer.preemption.stop_signal is not None
-        # Without an override, the arguments of the hook are not built.
+        # Most steps return here; an override of the hook is called at each step, as in transformers.
         if not (is_due or self._overrides_log_save_evaluate):
             return
         loss = trainer.session.loss

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 class StepPolicy:
-    """Moments of an optimizer step at which a policy can act, in order; steps call overridden methods only.
+    """Base class of policies: the moments of an optimizer step, in order, and the resume record.
+
+    Only overridden methods are called.
 
     Attributes:
-        next_step_end: `time.monotonic()` before which `on_step_end` is not called.
+        next_step_end: earliest `time.monotonic()` at which `on_step_end` is called.
     """
 
     next_step_end = 0.0
@@ -28,7 +30,7 @@ class StepPolicy:
     def forward_and_backward(
         self, micro_batch: MicroBatch, forward: Callable[[Any, Any, Any], torch.Tensor]
     ) -> torch.Tensor:
-        """Run the passes of a micro-batch, and return its loss."""
+        """Run forward and backward pass of a micro-batch in place of the loop, and return its loss."""
         raise NotImplementedError
 
     def should_skip_step(self) -> bool:
@@ -39,14 +41,14 @@ class StepPolicy:
         """Raise flags of the control, before the processes synchronize them."""
 
     def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
-        """Restart minutes that count from the last save or evaluation."""
+        """Restart the interval of save_minutes after a save, and that of eval_minutes after an evaluation."""
 
     def record(self) -> dict[str, Any]:
         """Return entries of the resume record."""
         return {}
 
     def resume(self, record: Mapping[str, Any], is_same_data: bool) -> None:
-        """Restore the entries of a resume record; positions only for the same data."""
+        """Restore the entries of a resume record; positions in the data are restored only if the data is the same."""
 
 
 MOMENTS = (

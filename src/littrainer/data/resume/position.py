@@ -18,11 +18,11 @@ SIZES = {
 
 @dataclass(frozen=True)
 class LayoutChange:
-    """Epoch part trained with other batch sizes, accumulation or processes than the rest.
+    """Part of an epoch that was trained with another layout: batch size, accumulation and number of processes.
 
     Parameters:
-        rows: rows trained before, by stream shard; empty if only the accumulation changed.
-        batches: the same rows in micro-batches of the new size.
+        rows: number of rows trained before, by stream shard; empty if only the accumulation changed.
+        batches: number of micro-batches of the new size for which these rows count.
         window: first micro-batch of the first optimizer step after the change, counted in the epoch.
         share: fraction of the epoch trained before.
     """
@@ -41,11 +41,12 @@ class DataPosition:
         micro_batches: trained micro-batches of the epoch.
         epoch_end_is_due: all batches of the epoch are trained, but its end is not yet handled.
         data: result of `DataProgress.state()`; None if only the number of micro-batches is known.
-        sizes: `SIZES` by which `micro_batches` counts.
+        sizes: `SIZES` under which `micro_batches` was counted; only littrainer.lightning sets it and the next two.
         random: encoded states of all random number generators; None leaves the generators alone.
         order_seed: seed of the order of each epoch.
-        surplus_steps: optimizer steps taken in excess of those that the current sizes need.
-        description: text of the position if the sizes have changed.
+        surplus_steps: optimizer steps taken before the resume minus those that current sizes need for the rows; may be
+            negative.
+        description: where training continues, for a warning; None if the position was not adapted to other sizes.
     """
 
     epoch: int
@@ -73,11 +74,12 @@ class DataPosition:
 
     @property
     def batches_to_skip(self) -> int:
-        """Trained batches of the current layout."""
+        """Micro-batches to skip after the rows of a layout change, which are skipped first."""
         return self.micro_batches - (0 if self.layout_change is None else self.layout_change.batches)
 
 
 def find_changed_sizes(now: Mapping[str, Any], then: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
+    """Return the names of the sizes that differ; None means unknown, and differs from no size."""
     names = [name for name in SIZES if name not in ignored and None not in (now.get(name), then.get(name))]
     return [name for name in names if now[name] != then[name]]
 

@@ -1,7 +1,8 @@
 """Progress of the training data, with the states from which another process resumes it exactly.
 
-The order of an epoch and the draws of workers follow from the generator states at its beginning. The states before the
-prefetched batch, which is not trained yet, are stored as well. If batch sizes have changed, trained rows are skipped.
+The order of an epoch and the draws of workers follow from the generator states at its beginning. The prefetched batch
+is read but not trained; a resume reads it again, so the states before it are stored too. If batch sizes have changed,
+trained rows are skipped.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class DataProgress:
 
     def __init__(self, loader: Any = None) -> None:
         self.epoch = 0
-        # None once the first window of a resumed epoch has been drawn.
+        # None outside of a resume, and after `finish_resuming`.
         self.position: DataPosition | None = None
         self.workers = WorkerStates()
         self.batches_skipped = 0
@@ -114,8 +115,9 @@ class DataProgress:
         self._stream_end_sync = StreamEndSync()
         self._batches_watched = 0
         self._batches_drawn = 0
-        # Generators that reading has drawn from, and generators whose states are read before each prefetch.
+        # Generators from which reading has drawn.
         self._advanced: set[str] = set()
+        # Generators whose states are read before each prefetch.
         self._followed = {*GENERATORS}
         # True if the order follows the checkpoint's seed instead of this training's.
         self._has_checkpoint_order = False
@@ -195,8 +197,10 @@ class DataProgress:
         size, shards = global_batch_size(loader), range(count_stream_shards(loader))
         if size is None:
             return None
+        # Batches that the reader reads for one global batch.
         units = 1 if dispatch is None else dispatch.batches_per_global_batch
         batches = (batches_done - change.batches) * units
+        # Workers take turns: worker i of n gives batches i, i + n, ...
         rows = [len(range(shard, batches, len(shards))) * size // units for shard in shards]
         if len(shards) > 1 and has_reporting_workers(loader) and self._is_reader:
             # Workers whose shards end early give fewer batches than the others.
@@ -219,6 +223,7 @@ class DataProgress:
     def batches(self, loader: Any) -> Iterator[Any]:
         position = self.position
         if position is not None and position.data is None and not position.micro_batches:
+            # There is nothing to skip and no order to restore.
             self.finish_resuming()
         return loader.read(self) if isinstance(loader, PrefetchLoader) else self._iterate_unprefetched(loader)
 
@@ -238,6 +243,10 @@ class DataProgress:
             end.any_rank_exhausted(True, is_training=True)
 
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return the epoch's iterator, and record the states of its beginning.
+
+        In a resumed epoch, restore these states with order and generators before, and skip to the position after.
+        """
         self._loader = loader
         position, data = self.position, self._get_data(loader)
         num_to_skip = 0 if position is None else position.batches_to_skip
@@ -248,6 +257,7 @@ class DataProgress:
             set_rng_states(decode_rng_states(data["epoch_start"]))
         started_workers: StatesByWorker = {}
         if position is not None and data.get("num_workers") == getattr(loader, "num_workers", 0):
+            # Skipping by index starts workers at the position; otherwise they read again from the beginning.
             started_workers = data.get("workers" if num_to_skip and is_by_index else "workers_at_start", {})
         self._epoch_start = get_rng_states(gpu=False)
         self._generators_at_start = get_generator_states(loader)
@@ -258,7 +268,7 @@ class DataProgress:
         self._before_prefetch = self._stream_before_prefetch = None
         self.is_exhausted = False
         self._batches_drawn = position.micro_batches if position is not None else 0
-        # Watch one batch of each later epoch, since data may start to draw from another generator.
+        # Watch one batch of each later epoch, since reading may begin to use another generator.
         self._batches_watched = min(self._batches_watched, NUM_WATCHED_BATCHES - 1)
         self._followed = {*GENERATORS}
         attributes = self._skip_rows(loader, data)
@@ -285,7 +295,7 @@ class DataProgress:
         data = (self.position.data if self.position is not None else None) or {}
         if data.get("sharing") == getattr(loader, "sharing", None):
             return data
-        # The process has read other batches before, so their states do not apply.
+        # Batches are shared out in another way now, so states of reading do not apply.
         return {**data, **dict.fromkeys(("stream", "dispatch", "num_workers"))}
 
     def _restore_order(self, data: dict[str, Any]) -> None:
@@ -325,7 +335,8 @@ class DataProgress:
         if self.position is not None and getattr(loader, "persistent_workers", False):
             shut_down_workers(loader)
             if loader.generator is None and data.get("workers_at_start"):
-                # Persistent workers drew no worker seed in this epoch.
+                # Persistent workers drew no seed in this epoch, so the seed of new workers must not advance the global
+                # generator.
                 attributes["generator"] = torch.Generator()
         return attributes
 
@@ -372,11 +383,15 @@ class DataProgress:
             self.finish_resuming()
 
     def finish_resuming(self) -> None:
-        """Restore the checkpoint's generators after the first window of a resumed epoch."""
+        """End the resume: restore the checkpoint's generators, from which training continues.
+
+        Called before the first batch that the checkpoint's training had not read; in mid-epoch without `data` after the
+        first window.
+        """
         if self.position is None:
             return
         if self._initial_rng_states is not None:
-            # Overridden below, unless the checkpoint has no states for an added process.
+            # Stays if the number of processes has changed, since their states are then not restored.
             set_rng_states(self._initial_rng_states)
             self._initial_rng_states = None
         if self._restore_random_states is not None:

@@ -1,6 +1,6 @@
 """Skipping of trained data in a resumed epoch, without reading the data if possible.
 
-Attributes of the loader are replaced while its iterator is created, which keeps them.
+The iterator keeps the replaced attributes of a loader, so they are replaced only while it is created.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RemainingBatches(Sampler[list[int]]):
 
         Parameters:
             position: index of the first remaining batch.
-            num_to_skip: batches of the sampler before `position`, of all processes if one process reads for all.
+            num_to_skip: batches of the sampler to skip; those of all processes if the first process reads for all.
             num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the same
                 worker as before.
         """
@@ -118,7 +118,7 @@ def count_stream_shards(loader: Any) -> int:
     dataset = get_full_dataset(loader)
     if not isinstance(dataset, IterableDataset):
         return 1
-    # A `datasets.IterableDataset` gives nothing to workers in excess of its files.
+    # Workers of a `datasets.IterableDataset` beyond the number of its shards get no data.
     return max(1, min(loader.num_workers, getattr(dataset, "n_shards", loader.num_workers)))
 
 
@@ -162,7 +162,7 @@ class SkipFirstRows(IterableDataset[Any]):
     def __init__(self, dataset: Any, rows: list[int]):
         self.dataset = dataset
         self.rows = rows
-        # The order of a stream with `set_epoch` follows the epoch, and needs no restored generator.
+        # `SharedStream` seeds this generator by epoch, unless the stream has `set_epoch`.
         self.generator = None if hasattr(dataset, "set_epoch") else getattr(dataset, "generator", None)
 
     def __iter__(self) -> Iterator[Any]:
