@@ -29,7 +29,7 @@ def test_after_a_process_is_killed_the_training_resumes_its_newest_checkpoint(tm
     done = run_in(tmp_path / "a", Schedule("2", [(1, 1, 5, "kill")]))
     assert done.returncode == 0, done.stderr
     assert "process 1 of 2 (local rank 1, pid" in done.stderr and "was ended by SIGKILL" in done.stderr
-    assert f"goes on from the checkpoint {tmp_path / 'a' / 'run' / 'checkpoint-3'}" in done.stderr
+    assert f"resumes from the checkpoint {tmp_path / 'a' / 'run' / 'checkpoint-3'}" in done.stderr
 
 
 def test_a_stopped_process_is_ended_and_restarted(tmp_path: Path) -> None:

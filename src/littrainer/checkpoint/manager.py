@@ -610,7 +610,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
                 earlier = {name for name in before if now.get(name) == before[name]}
                 newest = find_last_intact(folder, earlier) if now else None
                 if newest is not None:
-                    logger.warning("Started again, and goes on from the checkpoint %s.", newest)
+                    logger.warning("Restarted, and resumes from the checkpoint %s.", newest)
                     resume_from_checkpoint = newest
                     break
             folders.setdefault(os.path.abspath(output_dir), identify_checkpoints(output_dir))

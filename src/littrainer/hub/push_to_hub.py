@@ -270,7 +270,7 @@ class PushInProgress:
     """The pushes of a Trainer, which the Hub's client uploads in sequence in the background."""
 
     def __init__(self) -> None:
-        # Of running and waiting pushes, and of the last push.
+        # Running and waiting pushes, and the last push.
         self.jobs: list[Future[Any]] = []
         # The failure of the last push at the end of training.
         self.failure_at_end: str | None = None

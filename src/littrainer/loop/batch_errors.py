@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,17 +19,11 @@ from littrainer.runtime.notes import add_note
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
+    from littrainer.callbacks.trainer_context import TrainerContext
     from littrainer.evaluation.loop import EvaluationLoop
 
 
-class FailedTrainer(Protocol):
-    args: TrainingArguments
-    state: TrainerState
-    model: Any
-    is_in_train: bool
-
-
-def note_batch(error: Exception, trainer: FailedTrainer, doing: str, batch: Any, evaluates: bool = False) -> None:
+def note_batch(error: Exception, trainer: TrainerContext, doing: str, batch: Any, evaluates: bool = False) -> None:
     """Add notes with the batch and advice to an error without notes.
 
     Parameters:
@@ -48,7 +42,7 @@ def note_batch(error: Exception, trainer: FailedTrainer, doing: str, batch: Any,
 
 
 @contextmanager
-def note_reading_errors(trainer: FailedTrainer, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
+def note_reading_errors(trainer: TrainerContext, evaluation: EvaluationLoop | None = None) -> Iterator[None]:
     """Run a block that reads data, and add notes with the samples to its errors."""
     try:
         yield
