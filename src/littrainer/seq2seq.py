@@ -28,6 +28,13 @@ class Seq2SeqTrainer(Trainer):
 
     Raises:
         OSError, ValueError, TypeError: the generation config is invalid, or the model cannot generate.
+
+    Examples:
+        >>> from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments
+        >>> args = Seq2SeqTrainingArguments("runs/first", predict_with_generate=True, generation_max_length=8)
+        >>> trainer = Seq2SeqTrainer(t5, args, processing_class=tokenizer)
+        >>> trainer.predict(translations).predictions.shape
+        (4, 8)
     """
 
     # Keywords of the current `evaluate` or `predict`.

@@ -82,6 +82,14 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
     Raises:
         ValueError, TypeError, NotImplementedError: a parameter or an argument is invalid, or not supported here.
         RuntimeError: no model, or optimizers in addition to `model_init` or `optimizer_cls_and_kwargs`.
+
+    Examples:
+        >>> from littrainer import Trainer, TrainingArguments
+        >>> args = TrainingArguments("runs/first", max_steps=2, eval_strategy="steps", eval_steps=1)
+        >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+        >>> trainer.train().global_step
+        2
+        >>> trainer.save_model("runs/first/model")
     """
 
     @accept_earlier_keywords(tokenizer="processing_class")

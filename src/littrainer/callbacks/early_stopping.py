@@ -24,6 +24,13 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     Parameters:
         early_stopping_patience: evaluations without improvement after which training stops.
         early_stopping_threshold: minimum improvement over the best value.
+
+    Examples:
+        >>> from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments
+        >>> best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
+        >>> args = TrainingArguments("runs/first", eval_strategy="epoch", save_strategy="epoch", **best)
+        >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+        >>> trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0):

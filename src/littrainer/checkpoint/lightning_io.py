@@ -45,6 +45,12 @@ class TransformersCheckpointIO(CheckpointIO):
         max_shard_size: bytes, or text such as "5GB", above which weights are sharded into several files.
         accumulate_grad_batches: micro-batches per optimizer step of the training, needed only for a checkpoint that
             transformers wrote in the middle of an epoch.
+
+    Examples:
+        >>> import lightning
+        >>> from littrainer import TransformersCheckpointIO, TransformersModule
+        >>> module = TransformersModule(model)
+        >>> trainer = lightning.Trainer(plugins=[TransformersCheckpointIO(module)], accelerator="cpu", logger=False)
     """
 
     def __init__(

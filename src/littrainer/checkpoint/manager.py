@@ -138,6 +138,11 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     Raises:
         FileNotFoundError: there is no such folder.
         RemoteFolderError: an object at the URL could not be read.
+
+    Examples:
+        >>> from littrainer import get_last_checkpoint
+        >>> get_last_checkpoint(checkpoint.parent) == str(checkpoint)
+        True
     """
     folder = local_folder(os.fspath(folder))
     if get_remote_url(folder) is not None:

@@ -82,6 +82,11 @@ def find_damage(folder: Path) -> list[str]:
 
     Parameters:
         folder: the checkpoint's folder.
+
+    Examples:
+        >>> from littrainer.checkpoint.verification import find_damage
+        >>> find_damage(checkpoint)
+        []
     """
     return inspect_checkpoint(Path(folder)).damage
 

@@ -210,6 +210,13 @@ class StreamingMetrics:
     Raises:
         TypeError: a value is no metric.
         ValueError: there is no conversion of that name, or no metric.
+
+    Examples:
+        >>> from littrainer import StreamingMetrics, Trainer
+        >>> from torchmetrics.classification import MulticlassAccuracy
+        >>> metrics = StreamingMetrics(MulticlassAccuracy(num_classes=3))
+        >>> sorted(Trainer(model, eval_dataset=eval_dataset, compute_metrics=metrics).evaluate())[:2]
+        ['eval_accuracy', 'eval_loss']
     """
 
     def __init__(self, metric: Any, inputs: str | Callable[..., Any] | None = None):

@@ -77,6 +77,11 @@ def checkpoint_to_lightning(
         FileNotFoundError: the folder does not exist.
         ValueError: the checkpoint is damaged.
         RuntimeError: the weights are another model's.
+
+    Examples:
+        >>> from littrainer import checkpoint_to_lightning
+        >>> checkpoint_to_lightning(checkpoint, "first.ckpt", model=model).name
+        'first.ckpt'
     """
     # Keeps Lightning's import out of a Trainer.
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
@@ -133,6 +138,11 @@ def checkpoint_from_lightning(
         FileExistsError: the folder exists.
         ValueError: the file is no checkpoint of a `TransformersModule`, or has nothing but the model.
         RuntimeError: the weights are another model's.
+
+    Examples:
+        >>> from littrainer import checkpoint_from_lightning, checkpoint_to_lightning
+        >>> file = checkpoint_to_lightning(checkpoint, "first.ckpt", model=model)
+        >>> folder = checkpoint_from_lightning(file, "converted/checkpoint-2", model=model)
     """
     from littrainer.lightning.model_source import init_kwargs_in_checkpoint
     from littrainer.lightning.module import TransformersModule

@@ -86,6 +86,15 @@ class TransformersModule(DeferredClosureModule):
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments; or there is no model.
+
+    Examples:
+        >>> import lightning
+        >>> from littrainer import TrainerDataModule, TransformersModule
+        >>> module = TransformersModule(model, {"learning_rate": 1e-3, "per_device_train_batch_size": 4})
+        >>> data = TrainerDataModule(train_dataset, eval_dataset)
+        >>> trainer = lightning.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False)
+        >>> trainer.fit(module, datamodule=data)
+        >>> module.export_pretrained("runs/first/model")
     """
 
     def __init__(
