@@ -150,7 +150,7 @@ def test_resuming_skips_nonfinite_checkpoints_with_one_warning(
     assert CheckpointManager().find(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
     (warning,) = caplog.messages
     assert f"{tmp_path / 'checkpoint-4'}, {tmp_path / 'checkpoint-3'}" in warning
-    assert f"{tmp_path / 'checkpoint-2'} is the newest one before" in warning
+    assert f"{tmp_path / 'checkpoint-2'} is the newest finite one" in warning
 
 
 def test_a_nonfinite_checkpoint_is_resumed_only_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ DELETED_SUFFIX = ".deleted"
 RANK_SUFFIX = ".process"
 TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# Deleted first, since a folder with neither file is no checkpoint.
+# A folder with neither file is no checkpoint, so a deletion that may be interrupted begins with these files.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 # Parts of a path that log messages leave out.
 STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")
@@ -44,7 +44,7 @@ def rewrite_staging_paths(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
-    """Yield the ManifestBuilder of a staging folder, which replaces `final` after the block unless the block raises."""
+    """Yield the ManifestBuilder of a new staging folder. The folder replaces `final` unless the block raises."""
     staging = final.parent / STAGING_DIR
     folder = staging / final.name
     builder, is_complete = ManifestBuilder(folder), False
@@ -106,7 +106,7 @@ def clean_staging_dir(run_dir: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move a checkpoint into the staging folder, or delete it where folders cannot be moved; return the new path."""
+    """Move a checkpoint into `.unfinished`, and return its path there; delete it if folders cannot be moved."""
     aside = folder.parent / STAGING_DIR / f"{folder.name}{DELETED_SUFFIX}"
     aside.parent.mkdir(exist_ok=True)
     try:

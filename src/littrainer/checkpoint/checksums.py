@@ -48,7 +48,7 @@ class Manifest:
     """A checkpoint's files.
 
     Parameters:
-        sequence: number in the order of writing in the run's folder; None without a readable manifest.
+        sequence: number that rises with each save to the run's folder; None without a readable manifest.
         weights_are_finite: whether weights are finite and optimizer states are not nan, if known.
         is_thinned: whether the states that a resume needs were deleted.
     """
@@ -76,7 +76,7 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def list_files(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the files that a manifest lists; `with_links` includes links, as in downloads."""
+    """Return a folder's files as a new manifest would list them; `with_links` adds links, as in downloads."""
     return [name for name, _ in _scan_entries(folder, with_links)]
 
 

@@ -1,6 +1,6 @@
 """The process that writes a disk's checkpoints, and the transfer of other processes' files to it.
 
-Paths do not show which processes share a folder, so they look for each other's probe files.
+Equal paths may be on different disks, so processes that may write leave probe files, and all look for these files.
 """
 
 from __future__ import annotations

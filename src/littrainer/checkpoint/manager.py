@@ -1,4 +1,4 @@
-"""The manager of a training's checkpoints: saves, also in the background, resumes and rotation."""
+"""The manager of a training's checkpoints, which saves, rotates and resumes them; saves can run in the background."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FILES_READ_BY_METHOD = {
 # `resume_from_checkpoint="auto"`: the intact checkpoint with the highest step, or a fresh start.
 AUTO = "auto"
 NO_SUCH_FOLDER = "finds no such folder"
-# Numbers of the script's trainings, in order.
+# Number of the script's next training; a restarted script recognizes its trainings by their numbers.
 _trainings = itertools.count()
 
 
@@ -91,9 +91,9 @@ class SavedTraining:
 
     Parameters:
         methods: the Trainer, whose overridable methods write the files.
-        resume_record: None outside of a training.
+        resume_record: makes the content of the file `RESUME_RECORD_NAME`; None outside of a training.
         weights_to_save: context in which the model holds the weights to save, such as averaged weights.
-        when_complete: called by `wait` in the training's thread, with the folder and state of a completed save.
+        when_complete: called by `wait` in the training's thread, with folder and state of a completed background save.
     """
 
     methods: Any
@@ -153,8 +153,8 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 class CheckpointManager:
     """Manager of a training's checkpoints.
 
-    All processes call `save`, `write`, `save_in_background`, `wait` and `restore` together. `prune` runs in the writer
-    only, after a background save in its thread.
+    All processes call `save`, `write`, `save_in_background`, `wait` and `restore` together. `prune` runs only in the
+    writer; a background save calls it in its own thread.
     """
 
     latest = staticmethod(get_last_checkpoint)
@@ -240,9 +240,9 @@ class CheckpointManager:
         """Write a checkpoint and return its folder.
 
         Parameters:
-            is_complete: ignore `save_only_model`.
+            is_complete: save optimizer, schedule and random states even with `save_only_model`.
             extra_objects: file name -> object for torch.save.
-            advice: end of the error for an unsafe object.
+            advice: last sentence of the error for an extra object that `refuse_unsafe` rejects.
         """
         with ExitStack() as commit:
             with self._stage(training.args, final, commit) as staged, training.weights_to_save():
@@ -287,7 +287,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _stage(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[StagedCheckpoint]:
-        """Yield a checkpoint to write to; closing `commit` afterwards completes it."""
+        """Yield a checkpoint in its staging folder; the caller closes `commit` later, which renames the folder."""
         staged = StagedCheckpoint(final.parent / STAGING_DIR / final.name)
         if not is_distributed():
             staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
@@ -329,13 +329,17 @@ class CheckpointManager:
             self._staged = None
 
     def staged(self, folder: str | Path) -> StagedCheckpoint:
-        """Return the checkpoint being written in this folder, or a new StagedCheckpoint, which writes at once."""
+        """Return the checkpoint that is being written to this folder, or a StagedCheckpoint that defers no files."""
         if self._staged is not None and self._staged.folder == Path(folder):
             return self._staged
         return StagedCheckpoint(Path(folder))
 
     def commit_changes(self, folder: str | None = None) -> None:
-        """Add files of `on_save` callbacks to the manifest of the given or last checkpoint, and start the upload."""
+        """Add the files that `on_save` callbacks wrote to a checkpoint's manifest, and start its upload.
+
+        Parameters:
+            folder: the checkpoint's folder; None for the checkpoint that `save` wrote last.
+        """
         folder, self._written = folder or self._written, None
         if folder is not None and Path(folder).is_dir():
             update_manifest(Path(folder))
@@ -343,7 +347,7 @@ class CheckpointManager:
                 remote.start()
 
     def record_best_checkpoint(self, training: SavedTraining) -> None:
-        """Record the best checkpoint, which may be the next to be written, in the Trainer's state."""
+        """Set `best_model_checkpoint` in the Trainer's state, also if this save is about to write that checkpoint."""
         state = training.state
         if not state.best_global_step:
             return
@@ -351,7 +355,7 @@ class CheckpointManager:
         if state.best_global_step == state.global_step or best.is_dir():
             state.best_model_checkpoint = str(best)
         if is_distributed():
-            # Paths may differ between processes, and a process without the writer's disk does not see its folders.
+            # The writer's path counts: paths may differ between processes, and some cannot see the writer's disk.
             writer = self.role(training.args, training.run_dir).writer
             state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer or 0]
 
@@ -365,7 +369,7 @@ class CheckpointManager:
         """
         limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
         if args.save_total_limit_best is not None and (limit is None or limit > 0):
-            # The best checkpoints are kept in addition to the last `save_total_limit`, or without a limit to the last.
+            # Rotation keeps the last `save_total_limit` checkpoints (only the last without a limit), and also the best.
             protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
             limit, best = limit or 1, None
         rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
@@ -450,7 +454,7 @@ class CheckpointManager:
             text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
             if not text:
                 return folder
-            # A folder called "last-checkpoint" or "auto" is chosen by its name, and so again and again.
+            # A folder called "last-checkpoint" or "auto" is chosen even if it is skipped, so the loop would not end.
             if not is_newest_requested or folder.name in skipped:
                 raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
             if NO_SUCH_FOLDER in text:
@@ -480,7 +484,8 @@ class CheckpointManager:
         if not resume_from_checkpoint:
             return None
         path: str | bool = resume_from_checkpoint
-        # `last-checkpoint` is a folder of this name here or in output_dir, or else the checkpoint of the highest step.
+        # `last-checkpoint` means a folder of this name in the working directory or in output_dir. If there is none, the
+        # checkpoint with the highest step is meant.
         if path == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
             pushed = Path(output_dir) / LAST_CHECKPOINT
             path = str(pushed) if pushed.is_dir() else True
@@ -533,7 +538,7 @@ class CheckpointManager:
             advice = "Training does not repair them; resume_from_checkpoint=True takes the newest finite checkpoint."
             logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
         if (remote := get_store(folder.parent).remote) is not None:
-            # After a resume from an earlier training's checkpoint, rotation may delete such checkpoints at the URL.
+            # Rotation keeps an earlier training's checkpoints at the URL until this training resumes from any of them.
             remote.on_resume(folder.name)
         return folder
 
@@ -576,7 +581,10 @@ class CheckpointManager:
 
 
 def _resume_records(training: SavedTraining) -> dict[str, Any]:
-    """Return this process's resume records: all fields if it saves, and `version` and `data` in ranks above 0."""
+    """Return the objects of this process's resume files by name.
+
+    A process that saves writes the whole record; each rank above 0 also writes a file with its own `data`.
+    """
     if training.resume_record is None:
         return {}
     rank, record = training.args.process_index, training.resume_record()
@@ -587,7 +595,7 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
 def _export_callback_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
     for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
-        # A class with several callbacks has a list, to which each save appends, as in transformers.
+        # Several callbacks of a class share a list, to which each save appends their states, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
@@ -598,8 +606,8 @@ def _export_callback_states(training: SavedTraining) -> None:
 def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
     """Return the checkpoint from which a restarted script continues, or else `resume_from_checkpoint`.
 
-    It has the highest step of those written since `littrainer run` first started the script.
-    Trainings are identified by their order in the script, so all processes call this at each training.
+    The checkpoint is the intact one with the highest step written since `littrainer run` first started the script.
+    Trainings are recognized by their number in the script, so all processes call this once for each training.
     """
     if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
@@ -609,7 +617,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
-            # The last folder comes first: the script may give output_dir another value at each start.
+            # The latest start's folder is searched first: the script may give output_dir another value at each start.
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
@@ -624,7 +632,10 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return, by checkpoint name, the CRC-32 of the manifest, or without a manifest the inode and time."""
+    """Return numbers that change when a checkpoint is rewritten, by its name.
+
+    The manifest's CRC-32 is used, or without a manifest the folder's inode and time.
+    """
     identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     for path in identities:
         with contextlib.suppress(OSError):
@@ -640,7 +651,8 @@ def _identity(folder: Path) -> tuple[int, int]:
 def _find_problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -> str | None:
     if not folder.is_dir():
         return f"{socket.gethostname()} {NO_SUCH_FOLDER}."
-    # The same inode and time mean the same disk, which rank 0 has checked.
+    # The first process of each node checks the node's disk, unless inode and time show that it is rank 0's disk, which
+    # rank 0 has checked.
     if args.local_process_index != 0 or _identity(folder) == identity:
         return None
     damage = find_damage(folder)

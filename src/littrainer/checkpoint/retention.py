@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 RESUME_FILE = re.compile(  # deleted by thinning
     rf"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|littrainer_resume(_\d+)?\.pt|{OPTIMIZER_FOLDER}"
 )
-# Closer times do not show which checkpoint is older.
+# Modification times closer together than this do not show which checkpoint is older.
 MIN_TIME_SPREAD_S = 1.0
 
 
@@ -46,8 +46,8 @@ def sort_checkpoints(
     Parameters:
         output_dir: the folder that contains them.
         checkpoint_prefix: the part of their names before the step.
-        use_mtime: sort by the order of writing in their manifests, or by modification time if a manifest is missing
-            and the times differ; else by step.
+        use_mtime: sort by the order of writing instead of by step. Their manifests have this order; if any is missing,
+            modification times give it, or the steps if these times are too close.
         best_model_checkpoint: moved to the second to last position, so that rotation does not delete it.
     """
     pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
@@ -132,7 +132,7 @@ def thin_checkpoint(folder: Path) -> None:
     """Reduce a checkpoint to its weights; skip links and checkpoints without a manifest."""
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
-        # Files that a killed process did not delete are not in the manifest.
+        # The folder is listed, since the manifest lacks files that a process left when it was killed while thinning.
         surplus = [entry for entry in folder.iterdir() if RESUME_FILE.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return

@@ -1,4 +1,4 @@
-"""Weights and optimizer state in a checkpoint, by strategy."""
+"""Saving and loading of weights and optimizer state, with a class for each way in which they are sharded."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ class FullStateIO:
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
-        On a resume the model is not sharded yet; `load_optimizer` loads weights that need shards.
+        A resume calls this before the model is sharded, so weights that are stored as shards are left to
+        `load_optimizer`, which is called later.
         """
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
@@ -188,7 +189,7 @@ class FsdpStateIO(GatheredStateIO):
             model = self.training.sharded_model
         if not is_sharded(model):
             plan = get_sharding_plan(self.args)
-            # With cpu_ram_efficient_loading other ranks get weights at the sharding.
+            # Only rank 0 reads weights with cpu_ram_efficient_loading; the others get them when the model is sharded.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_shards and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)
@@ -232,7 +233,7 @@ class FsdpStateIO(GatheredStateIO):
             )
             refuse_mismatched_weights(model, folder, differences, to_resume)
             load_into(folder, {f"{prefix}{name}": value for name, value in state.items() if name in stored})
-            # state_dict() returned copies of offloaded weights.
+            # Offloaded weights were read into copies that state_dict() made, so they are loaded into the model here.
             result = model.load_state_dict(state, strict=False)
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
@@ -241,7 +242,7 @@ class FsdpStateIO(GatheredStateIO):
         return key_by_name(self.optimizer.state_dict(), names)
 
     def _drop_adapter_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop the frozen base of adapters, which a checkpoint lacks."""
+        """Drop the frozen weights under adapters, since checkpoints do not store them."""
         model = self.training.model
         if not has_adapters(unwrap_user_model(model)):
             return dict(weights)
@@ -271,7 +272,7 @@ class ShardedStateIO(FsdpStateIO):
         from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY
 
         model = self.training.sharded_model
-        # Shards of FSDP 2 are copied to the host later.
+        # FSDP 1's shards are copied to the host here; FSDP 2's are copied later, at the write or by HostCopies.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
         reshard_gathered(model)
         weights = self._drop_adapter_base(get_model_state_dict(model, options=options))
@@ -288,7 +289,7 @@ class DeepSpeedStateIO(FullStateIO):
     """I/O by DeepSpeed's engine, in all processes together."""
 
     def save_model(self, output_dir: str) -> None:
-        """Write the model, in stage 3 with gathered weights or the engine's shards."""
+        """Write the model; ZeRO 3 gathers its weights, or leaves them in the engine's shards if gathering is off."""
         config: Any = self.args.hf_deepspeed_config
         if not config.is_zero3():
             super().save_model(output_dir)
@@ -317,7 +318,7 @@ class DeepSpeedStateIO(FullStateIO):
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load the best model's weights; on a resume `load_optimizer` loads weights."""
+        """Load the best model's weights; a resume only checks that there are any, and `load_optimizer` loads them."""
         if not to_resume:
             self.load_optimizer(folder)
         elif not self.has_weights(folder):
@@ -333,7 +334,7 @@ class DeepSpeedStateIO(FullStateIO):
         if written not in (0, self.args.world_size) and not config.get_value("checkpoint.load_universal", False):
             raise ValueError(
                 f"{folder} was written by {written} processes of DeepSpeed, and there are {self.args.world_size}. "
-                f"Start {written}, or convert it by DeepSpeed's ds_to_universal.py, and set "
+                f"Start {written} processes, or convert the folder by DeepSpeed's ds_to_universal.py and set "
                 '"checkpoint": {"load_universal": true} in the configuration.'
             )
         path, _ = self.training.engine.load_checkpoint(
