@@ -25,7 +25,7 @@ class MicroBatch:
 
     Parameters:
         is_last_of_step: the optimizer steps after this micro-batch.
-        window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
+        window_size: number of micro-batches drawn together; a script may draw more or fewer than a step has.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
         epoch_fraction: trained share of the epoch after this micro-batch.
         position: index in the drawn window.
@@ -41,7 +41,7 @@ class MicroBatch:
 
     @property
     def is_last_drawn(self) -> bool:
-        """True for the window's last drawn micro-batch, even if the window is not full."""
+        """True for the last micro-batch that was drawn, even if the optimizer does not step after it."""
         return self.position + 1 == self.window_size
 
 
@@ -53,7 +53,8 @@ class WindowLoader:
         draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
         skipped_windows: (epoch, first micro-batch) of windows that are drawn and skipped.
-        is_length_of_training: `micro_batches_per_epoch` covers the whole training, and the data may have more.
+        is_length_of_training: `micro_batches_per_epoch` is the length of the training, not of the data, so that the
+            epoch is complete only at the end of the data.
 
     Attributes:
         micro_batches_read: micro-batches of the epoch that were yielded or skipped.
@@ -134,8 +135,9 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # The number of windows does not depend on how many micro-batches `draw_window` returns. Windows begin at the
-        # epoch's first micro-batch, or at the first micro-batch after a layout change (`offset`).
+        # The number of windows does not depend on how many micro-batches `draw_window` returns. Windows are counted
+        # from the epoch's first micro-batch or, if a resume has changed the size of micro-batches, from the first
+        # micro-batch of the new size (`offset`).
         offset, fraction, epoch_length = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             offset, length = change.window, epoch_length

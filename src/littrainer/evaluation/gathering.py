@@ -31,7 +31,7 @@ from littrainer.runtime.nested_values import (
     truncate_nested,
 )
 
-# Bytes of waiting host batches from which they are written to the final array.
+# Batches on the host wait until they have this many bytes; then they are written to the final array.
 MIN_WRITE_BYTES = 1 << 20
 
 
@@ -39,9 +39,9 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: a list as long as the batch has an entry for each sample. Otherwise such a list has an entry for
-            each layer if each of its leaves is a scalar or has a row for each sample; the first batch of several
-            samples decides for all.
+        is_certain: whether each list as long as the batch is known to have an entry for each sample. If this is not
+            known, the entries are taken for layers if every leaf is a scalar or has a row for each sample, and for
+            samples otherwise; the first batch of several samples decides for all batches.
     """
 
     def __init__(self, is_certain: bool):
@@ -405,13 +405,13 @@ def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> 
 
 
 def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:
-    """Return outputs, read in `order`, in the dataset's order."""
+    """Sort outputs, which were read in `order`, back into the order of the dataset."""
 
     def sort_rows(rows: Any) -> Any:
         if np.ndim(rows) and len(rows) != len(order):
             raise ValueError(
                 f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
-                f"order of {len(order)} samples. Return one row for each sample, or leave it out."
+                f"order of {len(order)} samples. Return one row for each sample, or do not set max_tokens_per_batch."
             )
         return rows[np.argsort(order)] if np.ndim(rows) else rows
 

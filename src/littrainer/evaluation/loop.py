@@ -86,7 +86,7 @@ class EvaluationLoop(CollectedOutputs):
         logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
         logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
-            # A script may return probabilities, whose sigmoid is at least 0.5 for every label.
+            # A script's own functions may return probabilities; a second sigmoid would make each of them at least 0.5.
             has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
             self.streaming.begin(
                 trainer.args.device,
@@ -127,7 +127,8 @@ class EvaluationLoop(CollectedOutputs):
             )
             inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
             inputs = None if inputs is None else self.move_input(inputs)
-            # As in transformers, the loss is repeated for a full batch; `gather_for_metrics` shortens the last batch.
+            # The loss is repeated for each sample of a full batch, as in transformers; `gather_for_metrics` shortens
+            # the last batch. Batches grouped by length differ in size, so their own number of samples counts.
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
             outputs = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
             is_kept = self.streaming is None or self.is_prediction

@@ -30,7 +30,7 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     "positive_class_scores": lambda predictions, labels: _drop_ignored(
         _compute_probabilities(predictions)[..., 1], labels
     ),
-    # Most likely next token, and next token.
+    # Most likely next token, and true next token.
     "language_model": lambda predictions, labels: _drop_ignored(_argmax(predictions, labels)[:, :-1], labels[:, 1:]),
     # Scores of all tokens `(1, N, vocabulary)`, and next token `(1, N)`.
     "language_model_scores": lambda predictions, labels: tuple(
@@ -53,13 +53,13 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
 
 MULTI_LABEL = "multi_label_classification"
 
-# Error of half precision in the sum of a sample's probabilities.
+# Tolerance for the sum of a sample's probabilities, which half precision rounds.
 MAX_SUM_ERROR = 1e-2
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """Facts about a model's task that shapes of predictions and labels do not show.
+    """Facts about a model's task that cannot be read from the shapes of predictions and labels.
 
     Parameters:
         is_causal_lm: labels belong to the previous position; None if unknown.
@@ -165,7 +165,8 @@ def _drop_ignored(predictions: torch.Tensor, labels: torch.Tensor) -> tuple[torc
 
 
 def _compute_probabilities(predictions: torch.Tensor) -> torch.Tensor:
-    # torchmetrics converts to probabilities only batches with scores outside [0, 1], which would mix both kinds.
+    # torchmetrics converts only batches with a score outside [0, 1] to probabilities, so that the raw scores of other
+    # batches would be taken for probabilities.
     scores = _to_float32(predictions)
     are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < MAX_SUM_ERROR).all()
     return torch.where(are_probabilities, scores, scores.softmax(dim=-1))
@@ -188,8 +189,8 @@ def _has_two_parameters(function: Callable[..., Any]) -> bool:
 
 def _make_unknown_error(prediction: EvalPrediction, reason: str) -> ValueError:
     return ValueError(
-        "It is not known how predictions and labels go into the metrics of compute_metrics: "
-        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Say it: "
+        "No conversion of predictions and labels for the metrics of compute_metrics could be chosen: "
+        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Choose: "
         f"StreamingMetrics(metric, inputs=...) with one of {', '.join(map(repr, CONVERSIONS))}, or a function of "
         "predictions and labels that returns what update takes."
     )
@@ -205,7 +206,8 @@ class StreamingMetrics:
             `"language_model_scores"`, `"multi_label"`, `"multi_label_logits"`, `"binary_logits"`, `"regression"`,
             `"unchanged"`), or a function of predictions and labels that returns a tuple, a dict of keywords, or None to
             exclude the batch; a function with a single parameter gets an `EvalPrediction`. The default depends on
-            shapes, dtypes, model and metric; a metric with an `update` of the script gets both unchanged.
+            shapes, dtypes, model and metric; a metric whose `update` is the script's own gets predictions and labels
+            unchanged.
 
     Raises:
         TypeError: a value is no metric.
@@ -237,7 +239,7 @@ class StreamingMetrics:
 
         Parameters:
             device: device of the metrics' states.
-            read_facts: called with the first batch, since the first forward pass may set the model's problem type.
+            read_facts: returns the facts; called after the first forward pass, which may set the model's problem type.
         """
         self._guess = None
         self.batches = 0
@@ -260,7 +262,7 @@ class StreamingMetrics:
         Raises:
             ValueError: no conversion fits, or a metric rejects the batch.
         """
-        # Counted without rows as well: `compute` is a collective call, and a process may have no rows.
+        # Batches without rows count too: a process without any rows has to take part in `compute`, a collective call.
         self.batches += 1
         if _has_rows(prediction.label_ids):
             for name, entry in self._entries.items():
@@ -308,7 +310,7 @@ class _Entry(NamedTuple):
     """Metric or collection with its conversion.
 
     Parameters:
-        has_full_names: keys of a computed dict are full names.
+        has_full_names: the keys of a computed dict are complete names, to which the entry's name is not prepended.
     """
 
     metric: Any
@@ -391,7 +393,7 @@ def _describe_mismatch(
     source = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if entry.inputs is None:
         source += " (chosen by their shapes and the model)"
-    result = "failed" if arguments is None else f"made of them what update was called with: {describe(arguments)}"
+    result = "failed" if arguments is None else f"converted them to the arguments of update: {describe(arguments)}"
     names = [repr(name) for name in CONVERSIONS if name != conversion]
     return (
         f"The metric {name!r} ({type(entry.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "

@@ -151,7 +151,7 @@ class TrainerModule(DeferredClosureModule):
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
-        # Lightning steps torch's schedules, this module others, and the Trainer metric-driven schedules.
+        # Lightning steps torch's schedules, this module steps others, and the Trainer steps metric-driven schedules.
         self._is_scheduler_managed = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
         if not self._is_scheduler_managed:
             return optimizer
@@ -346,8 +346,8 @@ class BeforeUserCallbacks(_Events):
     """The first callback: it restores states, and begins epochs and micro-batches."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        # Callbacks such as ThroughputMonitor read `enable_validation` in `setup`; during fit it is False, since the
-        # Trainer evaluates.
+        # Callbacks such as ThroughputMonitor read `enable_validation` in `setup`, so it is True here. `on_fit_start`
+        # sets it to False, since the Trainer evaluates during fit.
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
     @convert_stop_iteration
@@ -360,7 +360,10 @@ class BeforeUserCallbacks(_Events):
         self.run.restore()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy the weights into averages that no step has updated yet, before callbacks swap the averages in."""
+        """Copy the model's weights into averages of weights that no step has updated yet.
+
+        Callbacks that average weights put the averages into the model afterwards.
+        """
         sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
@@ -387,7 +390,7 @@ class AfterUserCallbacks(_Events):
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take over a stop request that a checkpoint restored, with which Lightning would not begin."""
+        """Take over a stop request that a checkpoint restored, since Lightning would not begin to train with it."""
         self._note_stop(trainer, is_due=False)
 
     @convert_stop_iteration

@@ -68,7 +68,7 @@ def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
 
 
 def evaluate_in_training(args: TrainingArguments, step: int, evaluate: Callable[[], Metrics]) -> Metrics:
-    """Evaluate, with an out-of-memory error that `auto_find_batch_size` does not handle."""
+    """Evaluate; replace an out-of-memory error, so that `auto_find_batch_size` does not retry with a smaller batch."""
     try:
         return evaluate()
     except RuntimeError as error:

@@ -1,9 +1,10 @@
 """An optimizer step, from drawing its window to log, evaluation and save.
 
-`WindowLoader` calls `draw` for each window. For each micro-batch the loops call `begin_micro_batch`,
-`forward_micro_batch`, the backward pass (lightning_adapter/module.py, or an overridden `training_step`) and
-`end_micro_batch`. Before the last `end_micro_batch` of a window the optimizer steps: the fast loop and manual
-optimization call `update`; Lightning's hooks call its parts, `clip` and `after_optimizer_step`.
+A window holds the micro-batches of one optimizer step; `WindowLoader` calls `draw` for each. Lightning's loop or the
+fast loop calls, for each micro-batch, `begin_micro_batch`, `forward_micro_batch`, the backward pass
+(lightning_adapter/module.py, or an overridden `training_step`) and `end_micro_batch`. The optimizer steps before the
+last `end_micro_batch` of the window. The fast loop and manual optimization call `update` for it, while the hooks of
+Lightning's own loop call its parts, `clip` and `after_optimizer_step`, around the step.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class RunContext(Protocol):
 
 
 class TrainingStep:
-    """The micro-batches and optimizer steps of a training.
+    """Runner of all micro-batches and optimizer steps of a training.
 
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
-        clock: raises flags when their time has come; None in all processes but the first.
-        policies: the policies that watch the steps, by the method of `StepPolicy` that they override.
-        on_step_done: callback that is run once, after logs, evaluation and save of the step.
+        clock: policy that sets control flags by minutes and request files; None in all processes but the first.
+        policies: for each method of `StepPolicy`, the policies that override it.
+        on_step_done: callback to run once, after the next step that logs, evaluates or saves.
     """
 
     run = weak_property("_run")
@@ -85,7 +86,7 @@ class TrainingStep:
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw a window and count its label tokens, by the overridable `get_batch_samples`.
 
-        At the first window, detect the loss reduction.
+        Until the loss reduction (how the model averages or sums its loss) is known, detect it with the window.
         """
         trainer, speed, session = self.trainer, self.speed, self.trainer.session
         speed.enter("data")
@@ -142,13 +143,13 @@ class TrainingStep:
         position = (*self._window[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, position, loss_copy))
         speed.enter("backward")
-        # A script may set gradient_accumulation_steps of `trainer.accelerator`, by which accelerate would divide the
-        # loss too; an overridden training_step divides it in `accelerator.backward`.
+        # accelerate divides the loss by the gradient_accumulation_steps that a script sets on `trainer.accelerator`, so
+        # this line does too. An overridden training_step calls `accelerator.backward`, which divides already.
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         return loss if steps == 1 or by_training_step else loss / steps
 
     def update(self, step_optimizer: Callable[[], None], step_schedules: Callable[[], None]) -> None:
-        """Clip gradients, then step the optimizer and the schedules that the loop does not step."""
+        """Clip gradients, then step the optimizer and those schedules that Lightning does not step."""
         self.clip()
         step_optimizer()
         self.after_optimizer_step()
@@ -157,7 +158,7 @@ class TrainingStep:
     def clip(self) -> None:
         """Clip the gradients, record their norm, let policies skip the step, and fire on_pre_optimizer_step.
 
-        Afterwards Ctrl-C waits until `end_micro_batch` releases the guard.
+        The update guard then delays Ctrl-C until `end_micro_batch`, so that weights and step count belong together.
         """
         self.speed.enter("step")
         trainer = self.trainer
@@ -220,7 +221,7 @@ class TrainingStep:
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
         is_due = calls_events or trainer.preemption.stop_signal is not None
-        # Most steps return here; an override of the hook is called at each step, as in transformers.
+        # Most steps return here. A script's own `_maybe_log_save_evaluate` is called at each step, as in transformers.
         if not (is_due or self._overrides_log_save_evaluate):
             return
         loss = trainer.session.loss
