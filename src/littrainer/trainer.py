@@ -510,7 +510,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_custom_step=bool(self._find_overrides("prediction_step")),
+            overrides_prediction_step=bool(self._find_overrides("prediction_step")),
             shifts_labels=self._loss_shifts_labels,
             move_input=self._prepare_input,
         )

@@ -12,7 +12,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from littrainer.checkpoint.checksums import MANIFEST_NAME, ManifestBuilder, fsync_paths, list_files, readable_manifest
+from littrainer.checkpoint.checksums import (
+    MANIFEST_NAME,
+    ManifestBuilder,
+    fsync_paths,
+    list_files,
+    read_manifest_or_empty,
+)
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
@@ -43,7 +49,7 @@ def rewrite_staging_paths(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
+def write_checkpoint_atomically(final: Path) -> Iterator[ManifestBuilder]:
     """Yield the ManifestBuilder of a new staging folder. The folder replaces `final` unless the block raises."""
     staging = final.parent / STAGING_DIR
     folder = staging / final.name
@@ -59,7 +65,7 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
             folder.mkdir(parents=True)
             yield builder
             _copy_user_files(final, folder)
-            sequences = [readable_manifest(other).sequence or 0 for other in final.parent.glob("*-*")]
+            sequences = [read_manifest_or_empty(other).sequence or 0 for other in final.parent.glob("*-*")]
             builder.complete(1 + max(sequences, default=0))
             is_complete = True
             _move_into_place(folder, final)
@@ -77,8 +83,8 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
 
 
 @contextlib.contextmanager
-def staged_folder(final: Path) -> Iterator[Path]:
-    with staged_checkpoint(final) as builder:
+def write_folder_atomically(final: Path) -> Iterator[Path]:
+    with write_checkpoint_atomically(final) as builder:
         yield builder.folder
 
 
@@ -173,7 +179,7 @@ def _move_into_place(folder: Path, final: Path) -> None:
 def _copy_user_files(earlier: Path, folder: Path) -> None:
     if not os.path.isdir(earlier):
         return
-    manifest = readable_manifest(earlier)
+    manifest = read_manifest_or_empty(earlier)
     # Without a readable manifest the user's files cannot be distinguished from the checkpoint's.
     if manifest.sequence is None and _has_marker(earlier):
         return

@@ -158,7 +158,7 @@ def parse_manifest(text: bytes) -> Manifest:
     return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
 
-def readable_manifest(folder: Path) -> Manifest:
+def read_manifest_or_empty(folder: Path) -> Manifest:
     """Return a checkpoint's manifest, cached; empty if missing or damaged."""
     with suppress(OSError, DamagedManifest):
         stamp = get_stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
@@ -232,7 +232,7 @@ class ManifestBuilder:
 
 def update_manifest(folder: Path) -> None:
     """Update a manifest for files that user code changed, added or removed."""
-    manifest = readable_manifest(folder)
+    manifest = read_manifest_or_empty(folder)
     if manifest.sequence is None:
         return
     # Files are compared with the manifest's own time, since a network disk's clock may differ from this host's.

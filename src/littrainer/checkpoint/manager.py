@@ -22,7 +22,7 @@ from littrainer.arguments.choices import SaveStrategy
 from littrainer.callbacks.state import TrainerState, export_states, is_exportable
 from littrainer.checkpoint.atomic_write import STAGING_DIR, explain_full_disk
 from littrainer.checkpoint.checksums import MANIFEST_NAME, update_manifest
-from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, make_staging_folder, send_to_writer
+from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, gather_files_to_writer, make_staging_folder
 from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import (
     LAST_CHECKPOINT,
@@ -39,7 +39,7 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.remote import download_checkpoint, download_newest
 from littrainer.checkpoint.retention import (
     find_best_checkpoints,
-    get_newest_finite,
+    get_last_resumable,
     rotate_checkpoints,
     sort_checkpoints,
     thin_checkpoint,
@@ -48,7 +48,7 @@ from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.store import get_store, open_store, run_in_thread
 from littrainer.checkpoint.verification import find_damage, find_last_intact, find_missing, inspect_checkpoint
 from littrainer.checkpoint.weights import find_nonfinite_weights
-from littrainer.checkpoint.writer import StagedCheckpoint
+from littrainer.checkpoint.writer import CheckpointWriter
 from littrainer.distributed.collectives import (
     all_gather_object,
     broadcast_object,
@@ -87,16 +87,16 @@ class BackgroundSaveError(RuntimeError):
 
 @dataclass
 class SavedTraining:
-    """Inputs of a save: the objects to save, the methods that write them, and the folder.
+    """Inputs of a save: the objects to save, the trainer that write them, and the folder.
 
     Parameters:
-        methods: the Trainer, whose overridable methods write the files.
+        trainer: the Trainer, whose overridable trainer write the files.
         resume_record: makes the content of the file `RESUME_RECORD_NAME`; None outside of a training.
         weights_to_save: context in which the model holds the weights to save, such as averaged weights.
         when_complete: called by `wait` in the training's thread, with folder and state of a completed background save.
     """
 
-    methods: Any
+    trainer: Any
     args: TrainingArguments
     state: TrainerState
     run_dir: str
@@ -166,8 +166,8 @@ class CheckpointManager:
         self.facts: dict[str, Any] | None = None
         # The last checkpoint (in the writer), until its `on_save` callbacks have run.
         self._written: str | None = None
-        # The Trainer's save methods get only a folder; `staged(folder)` returns this checkpoint to them.
-        self._staged: StagedCheckpoint | None = None
+        # The Trainer's save trainer get only a folder; `get_writer(folder)` returns this checkpoint to them.
+        self._writer: CheckpointWriter | None = None
         self._roles: dict[Path, WriterRole] = {}
         self._copies = HostCopies()
         self._has_warned_of_fsdp1 = False
@@ -233,23 +233,23 @@ class CheckpointManager:
         self,
         training: SavedTraining,
         final: Path,
-        is_complete: bool = False,
+        with_optimizer: bool = False,
         extra_objects: dict[str, Any] | None = None,
         advice: str = "",
     ) -> str:
         """Write a checkpoint and return its folder.
 
         Parameters:
-            is_complete: save optimizer, schedule and random states even with `save_only_model`.
+            with_optimizer: save optimizer, schedule and random states even with `save_only_model`.
             extra_objects: file name -> object for torch.save.
             advice: last sentence of the error for an extra object that `refuse_unsafe` rejects.
         """
         with ExitStack() as commit:
-            with self._stage(training.args, final, commit) as staged, training.weights_to_save():
-                self._collect(training, staged, is_complete)
-                staged.write_objects(extra_objects or {})
+            with self._open_writer(training.args, final, commit) as writer, training.weights_to_save():
+                self._collect(training, writer, with_optimizer)
+                writer.write_objects(extra_objects or {})
                 for name in extra_objects or {}:
-                    refuse_unsafe(staged.folder / name, advice)
+                    refuse_unsafe(writer.folder / name, advice)
             with raise_on_all_ranks(f"writing {final}"):
                 commit.close()
         return str(final)
@@ -260,15 +260,15 @@ class CheckpointManager:
         final, args = training.folder, training.args
         self.record_best_checkpoint(training)
         with ExitStack() as commit:
-            with self._stage(args, final, commit) as staged, training.weights_to_save():
-                is_writer = staged.is_deferred = staged.manifest is not None
-                staged.defers_shards = not self.role(args, final.parent).any_sends_files
-                self._collect(training, staged)
-                values, writers = [value for value, _ in staged.deferred], [write for _, write in staged.deferred]
-                values, staged.shards = self._copies.copy((values, staged.shards))
-                staged.deferred = list(zip(values, writers, strict=True))
+            with self._open_writer(args, final, commit) as writer, training.weights_to_save():
+                is_writer = writer.is_deferred = writer.manifest is not None
+                writer.defers_shards = not self.role(args, final.parent).any_sends_files
+                self._collect(training, writer)
+                values, writer.shards = self._copies.copy(([value for value, _ in writer.deferred], writer.shards))
+                write_functions = [write for _, write in writer.deferred]
+                writer.deferred = list(zip(values, write_functions, strict=True))
             # Making a group is collective, so it is made here and not in the thread.
-            group = get_writing_group() if staged.shards else None
+            group = get_writing_group() if writer.shards else None
             state = copy.copy(training.state)
             state.log_history = list(state.log_history)
             unfinished = commit.pop_all()
@@ -277,8 +277,8 @@ class CheckpointManager:
             with unfinished:
                 # Shards come first, since all processes write them together: an error of this process in
                 # `write_deferred` would leave the others waiting.
-                staged.write_collected_shards(group)
-                staged.write_deferred()
+                writer.write_collected_shards(group)
+                writer.write_deferred()
             if is_writer:
                 self.prune(args, state, training.run_dir, str(final))
 
@@ -286,55 +286,55 @@ class CheckpointManager:
         self.pending = PendingSave(final, state, writing, training.when_complete)
 
     @contextlib.contextmanager
-    def _stage(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[StagedCheckpoint]:
+    def _open_writer(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[CheckpointWriter]:
         """Yield a checkpoint in its staging folder; the caller closes `commit` later, which renames the folder."""
-        staged = StagedCheckpoint(final.parent / STAGING_DIR / final.name)
+        writer = CheckpointWriter(final.parent / STAGING_DIR / final.name)
         if not is_distributed():
-            staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
-            yield staged
+            writer.manifest = commit.enter_context(get_store(final.parent).open_staging_folder(final))
+            yield writer
             return
         role, action = self.role(args, final.parent), f"writing {final}"
         with ExitStack() as own_folder:
             with raise_on_all_ranks(action):
                 if role.is_writer:
-                    staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
+                    writer.manifest = commit.enter_context(get_store(final.parent).open_staging_folder(final))
                 elif role.sends_files:
-                    staged.folder = own_folder.enter_context(make_staging_folder(final, args.process_index))
-            with raise_on_all_ranks(action), explain_full_disk(staged.folder, final):
-                yield staged
+                    writer.folder = own_folder.enter_context(make_staging_folder(final, args.process_index))
+            with raise_on_all_ranks(action), explain_full_disk(writer.folder, final):
+                yield writer
             if role.any_sends_files:
-                send_to_writer(staged.folder, role, action)
+                gather_files_to_writer(writer.folder, role, action)
 
-    def _collect(self, training: SavedTraining, staged: StagedCheckpoint, is_complete: bool = False) -> None:
-        methods, args, folder = training.methods, training.args, str(staged.folder)
-        has_optimizer = is_complete or not args.save_only_model
-        optimizer = methods.optimizer if has_optimizer else None
-        nonfinite = find_nonfinite_weights(methods.model, with_buffers=True, optimizer=optimizer)
+    def _collect(self, training: SavedTraining, writer: CheckpointWriter, with_optimizer: bool = False) -> None:
+        trainer, args, folder = training.trainer, training.args, str(writer.folder)
+        has_optimizer = with_optimizer or not args.save_only_model
+        optimizer = trainer.optimizer if has_optimizer else None
+        nonfinite = find_nonfinite_weights(trainer.model, with_buffers=True, optimizer=optimizer)
         are_finite = all(all_gather_object(not nonfinite))
         # ZeRO 3 leaves parameters empty here, so their finiteness is unknown.
-        if staged.manifest is not None and not hasattr(next(methods.model.parameters(), None), "ds_numel"):
-            staged.manifest.weights_are_finite = are_finite
-        self._staged = staged
+        if writer.manifest is not None and not hasattr(next(trainer.model.parameters(), None), "ds_numel"):
+            writer.manifest.weights_are_finite = are_finite
+        self._writer = writer
         try:
-            methods.save_model(folder, _internal_call=True)
+            trainer.save_model(folder, _internal_call=True)
             if has_optimizer:
-                methods._save_optimizer_and_scheduler(folder)
-                methods._save_scaler(folder)
-                methods._save_rng_state(folder)
-                staged.write_objects(_resume_records(training))
+                trainer._save_optimizer_and_scheduler(folder)
+                trainer._save_scaler(folder)
+                trainer._save_rng_state(folder)
+                writer.write_objects(_resume_records(training))
             if args.should_save:
                 _export_callback_states(training)
-                staged.write_trainer_state(training.state.to_json())
+                writer.write_trainer_state(training.state.to_json())
         finally:
-            self._staged = None
+            self._writer = None
 
-    def staged(self, folder: str | Path) -> StagedCheckpoint:
-        """Return the checkpoint that is being written to this folder, or a StagedCheckpoint that defers no files."""
-        if self._staged is not None and self._staged.folder == Path(folder):
-            return self._staged
-        return StagedCheckpoint(Path(folder))
+    def get_writer(self, folder: str | Path) -> CheckpointWriter:
+        """Return the checkpoint that is being written to this folder, or a CheckpointWriter that defers no files."""
+        if self._writer is not None and self._writer.folder == Path(folder):
+            return self._writer
+        return CheckpointWriter(Path(folder))
 
-    def commit_changes(self, folder: str | None = None) -> None:
+    def finish_save(self, folder: str | None = None) -> None:
         """Add the files that `on_save` callbacks wrote to a checkpoint's manifest, and start its upload.
 
         Parameters:
@@ -356,8 +356,8 @@ class CheckpointManager:
             state.best_model_checkpoint = str(best)
         if is_distributed():
             # The writer's path counts: paths may differ between processes, and some cannot see the writer's disk.
-            writer = self.role(training.args, training.run_dir).writer
-            state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer or 0]
+            writer_rank = self.role(training.args, training.run_dir).writer_rank
+            state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer_rank or 0]
 
     # ---- Rotation ----------------------------------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class CheckpointManager:
         # If a manifest is missing, checkpoints are sorted by time or step, so `newest` may not come last.
         newest = str(Path(newest))
         ordered = [*(path for path in sort_checkpoints(run_dir, use_mtime=True) if path != newest), newest]
-        complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
+        complete = {*ordered[-args.keep_optimizer_states :], get_last_resumable(ordered)}
         for path in ordered:
             if path not in complete:
                 thin_checkpoint(Path(path))
@@ -405,7 +405,7 @@ class CheckpointManager:
         """Choose the checkpoint to resume from, and load its model; return its folder, or None for a fresh start.
 
         Parameters:
-            overridden: methods in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
+            overridden: trainer in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
             load_model: the overridable `_load_from_checkpoint`.
         """
         optional = {name for method in overridden for name in FILES_READ_BY_METHOD[method]}
@@ -546,13 +546,13 @@ class CheckpointManager:
 
     def can_copy(self, storage: FullStateIO) -> bool:
         """Return whether a save can run in the background; warn if the model cannot be copied despite `async_save`."""
-        if self.is_async and not storage.can_be_copied and not self._has_warned_of_fsdp1:
+        if self.is_async and not storage.supports_async_save and not self._has_warned_of_fsdp1:
             logger.warning(
                 "async_save: models sharded by version 1 of FSDP cannot be saved in the background, so training waits "
                 "for checkpoints. Leave fsdp_config['version'] at 2."
             )
             self._has_warned_of_fsdp1 = True
-        return self.is_async and storage.can_be_copied
+        return self.is_async and storage.supports_async_save
 
     def wait(self) -> None:
         """Wait for the pending save, and raise its error or call its `when_complete`."""

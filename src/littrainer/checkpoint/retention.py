@@ -16,7 +16,7 @@ from littrainer.checkpoint.checksums import (
     DamagedManifest,
     fsync_paths,
     read_manifest,
-    readable_manifest,
+    read_manifest_or_empty,
     write_manifest,
 )
 from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, PREFIX_CHECKPOINT_DIR, checkpoint_folder
@@ -68,7 +68,7 @@ def sort_checkpoints(
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
     # Sequence numbers do not depend on the clock.
-    sequences = {path: readable_manifest(Path(path)).sequence for path in by_step}
+    sequences = {path: read_manifest_or_empty(Path(path)).sequence for path in by_step}
     times: dict[str, float] = {}
     for path in by_step:
         # A user may delete a checkpoint meanwhile.
@@ -102,17 +102,17 @@ def rotate_checkpoints(
     if best_model_checkpoint is not None:
         counted.add(str(Path(best_model_checkpoint)))
     surplus = len(ordered) - max(save_total_limit, len(counted))
-    finite = get_newest_finite(ordered if newest is None else [*ordered, str(Path(newest))])
+    finite = get_last_resumable(ordered if newest is None else [*ordered, str(Path(newest))])
     store = get_store(output_dir)
     for path in [path for path in ordered if path not in counted][: max(surplus, 0)]:
         if path != finite and path not in protected:
             store.delete(path)
 
 
-def get_newest_finite(ordered: Sequence[str]) -> str | None:
+def get_last_resumable(ordered: Sequence[str]) -> str | None:
     """Return the last checkpoint that is neither thinned nor known to be non-finite."""
     for path in reversed(ordered):
-        manifest = readable_manifest(Path(path))
+        manifest = read_manifest_or_empty(Path(path))
         if not manifest.is_thinned and manifest.weights_are_finite is not False and os.path.isdir(path):
             return path
     return None

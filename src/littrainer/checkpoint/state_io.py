@@ -22,7 +22,7 @@ from littrainer.checkpoint.layout import (
     WEIGHTS_NAME,
     has_sharded_state,
 )
-from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_mismatched_optimizer
+from littrainer.checkpoint.reader import load_training_state, read_optimizer_state, refuse_mismatched_optimizer
 from littrainer.checkpoint.weights import (
     Differences,
     describe_shape_mismatch,
@@ -35,7 +35,7 @@ from littrainer.checkpoint.weights import (
     read_weights,
     refuse_mismatched_weights,
 )
-from littrainer.checkpoint.writer import StagedCheckpoint, write_tokenizer_and_args
+from littrainer.checkpoint.writer import CheckpointWriter, write_tokenizer_and_args
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
@@ -80,7 +80,7 @@ class TrainingObjects:
     processing_class: Any = None
     save: Callable[..., None] = lambda output_dir, state_dict=None: None
     on_key_mismatch: Callable[[Any], None] = log_key_mismatch
-    staged: Callable[[Path], StagedCheckpoint] = StagedCheckpoint
+    get_writer: Callable[[Path], CheckpointWriter] = CheckpointWriter
 
     @property
     def sharded_model(self) -> nn.Module:
@@ -96,7 +96,7 @@ class FullStateIO:
         self.training, self.args, self.optimizer = training, training.args, training.optimizer
 
     @property
-    def can_be_copied(self) -> bool:
+    def supports_async_save(self) -> bool:
         return not has_flat_shards(self.training.sharded_model)
 
     @property
@@ -110,12 +110,12 @@ class FullStateIO:
     def save_checkpoint_model(self, output_dir: str) -> None:
         self.save_model(output_dir)
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         if self.args.should_save:
             self._write({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
     def _write(self, objects: dict[str, Any], folder: Path) -> None:
-        self.training.staged(folder).write_objects(objects)
+        self.training.get_writer(folder).write_objects(objects)
 
     def has_weights(self, folder: Path) -> bool:
         return has_weights(folder)
@@ -124,12 +124,12 @@ class FullStateIO:
         """Load the weights of a checkpoint.
 
         A resume calls this before the model is sharded, so weights that are stored as shards are left to
-        `load_optimizer`, which is called later.
+        `load_training_state`, which is called later.
         """
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
-    def load_optimizer(self, folder: Path) -> None:
-        load_optimizer(self.training.model, self.optimizer, folder)
+    def load_training_state(self, folder: Path) -> None:
+        load_training_state(self.training.model, self.optimizer, folder)
 
 
 class GatheredStateIO(FullStateIO):
@@ -141,7 +141,7 @@ class GatheredStateIO(FullStateIO):
         if self.is_first:
             self.training.save(output_dir, **weights)
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         model = self.training.model
         state = get_full_optimizer_state(model, self.optimizer)
         if self.is_first:
@@ -157,7 +157,7 @@ class GatheredStateIO(FullStateIO):
                 refuse_mismatched_weights(model, folder, differences, to_resume)
         load_full_state_dict(model, state)
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         self._load_gathered_optimizer(self.training.model, folder)
 
     def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:
@@ -172,7 +172,7 @@ class GatheredStateIO(FullStateIO):
 class FsdpStateIO(GatheredStateIO):
     """I/O of FSDP's `FULL_STATE_DICT`, which also reads sharded and plain checkpoints."""
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         """Write weights and optimizer state, by parameter name, in transformers' FSDP files."""
         model = self.training.sharded_model
         weights = self._drop_adapter_base(get_full_state_dict(model))
@@ -198,7 +198,7 @@ class FsdpStateIO(GatheredStateIO):
         else:
             super().load_model(model, folder, to_resume)
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         model = self.training.sharded_model
         if has_sharded_state(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
@@ -206,7 +206,7 @@ class FsdpStateIO(GatheredStateIO):
             else:
                 FullStateIO.load_model(self, model, folder, to_resume=True)
         if not is_sharded(model):
-            load_optimizer(model, self.optimizer, folder)
+            load_training_state(model, self.optimizer, folder)
         elif has_sharded_state(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
             from littrainer.checkpoint.sharded_files import load_optimizer_shards
 
@@ -262,7 +262,7 @@ class ShardedStateIO(FsdpStateIO):
                     settings.save_pretrained(output_dir)
             write_tokenizer_and_args(output_dir, self.args, self.training.processing_class)
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             get_model_state_dict,
@@ -282,7 +282,7 @@ class ShardedStateIO(FsdpStateIO):
         else:
             state = self._get_named_optimizer_state()
         shards = {WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}
-        self.training.staged(folder).write_shards(shards)
+        self.training.get_writer(folder).write_shards(shards)
 
 
 class DeepSpeedStateIO(FullStateIO):
@@ -309,25 +309,25 @@ class DeepSpeedStateIO(FullStateIO):
             self.training.save(output_dir, state_dict={})
             for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
                 (Path(output_dir) / name).unlink(missing_ok=True)
-        self.save_optimizer(Path(output_dir))
+        self.save_training_state(Path(output_dir))
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         self.training.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def has_weights(self, folder: Path) -> bool:
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load the best model's weights; a resume only checks that there are any, and `load_optimizer` loads them."""
+        """Load the best model's weights; a resume only checks that they exist, for `load_training_state`."""
         if not to_resume:
-            self.load_optimizer(folder)
+            self.load_training_state(folder)
         elif not self.has_weights(folder):
             raise ValueError(
                 f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot resume from it. "
                 "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
             )
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         """Load the engine's weights, optimizer and scheduler."""
         written = len(list(folder.glob(f"{ENGINE_FOLDERS}/*zero_pp_rank_*_optim_states.pt")))
         config: Any = self.args.hf_deepspeed_config

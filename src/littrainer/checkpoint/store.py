@@ -23,7 +23,7 @@ from littrainer.checkpoint.atomic_write import (
     delete_atomically,
     delete_or_warn,
     move_aside,
-    staged_checkpoint,
+    write_checkpoint_atomically,
 )
 from littrainer.checkpoint.checksums import ManifestBuilder
 from littrainer.checkpoint.layout import checkpoint_step, list_checkpoints
@@ -53,11 +53,11 @@ class Store:
         self._deletions: list[Future[None]] = []
 
     @contextlib.contextmanager
-    def stage(self, final: Path) -> Iterator[ManifestBuilder]:
+    def open_staging_folder(self, final: Path) -> Iterator[ManifestBuilder]:
         """Stage a checkpoint after deletions, which free disk space."""
         self.delete_deferred()
         self.wait_for_deletions()
-        with staged_checkpoint(final) as builder:
+        with write_checkpoint_atomically(final) as builder:
             yield builder
 
     def delete(self, path: str | Path) -> None:

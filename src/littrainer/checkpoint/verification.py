@@ -21,7 +21,7 @@ from littrainer.checkpoint.checksums import (
     Stamp,
     file_record,
     read_manifest,
-    readable_manifest,
+    read_manifest_or_empty,
     stat_files,
 )
 from littrainer.checkpoint.layout import (
@@ -286,7 +286,7 @@ def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str |
     newest, damaged, nonfinite = None, {}, []
     for name in [path.name for path in list_checkpoints(folder) if path.name not in without]:
         path = os.path.join(folder, name)
-        manifest = readable_manifest(Path(path))
+        manifest = read_manifest_or_empty(Path(path))
         if manifest.is_thinned:
             continue
         if damage := find_damage(Path(path)):

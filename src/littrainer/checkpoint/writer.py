@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 logger.addFilter(rewrite_staging_paths)
 
 
-class StagedCheckpoint:
+class CheckpointWriter:
     """A folder to which the Trainer's save methods write: a checkpoint's staging folder, or any other folder.
 
     Parameters:

@@ -147,9 +147,9 @@ class WindowLoader:
         resumed_at = count
         done_in_window = (count - offset) % accumulation
         for start in range(count - done_in_window, length, accumulation):
-            num_missing = min(accumulation, length - start) - done_in_window
+            num_to_draw = min(accumulation, length - start) - done_in_window
             done_in_window = 0
-            window, num_items = self.draw_window(batches, num_missing)
+            window, num_items = self.draw_window(batches, num_to_draw)
             if progress.position is not None:
                 progress.finish_resuming()
             self._micro_batches_drawn = count + len(window)
@@ -178,20 +178,20 @@ class WindowLoader:
         self._is_exhausted = count < length or not self.is_length_of_training
 
 
-def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:
+def count_label_tokens(window: list[Any], loss_shifts_labels: bool) -> torch.Tensor | int | None:
     """Return the number of a window's labels other than -100; None if there are no countable labels.
 
     Parameters:
-        labels_are_shifted: the first label of a row is no target.
+        loss_shifts_labels: the first label of a row is no target.
     """
     try:
-        return sum(_get_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
+        return sum(_get_targets(batch, loss_shifts_labels).ne(IGNORED_LABEL).sum() for batch in window)
     except (TypeError, AttributeError, KeyError):
         # Without tensors of labels (as in object detection) losses are averaged per micro-batch.
         return None
 
 
-def _get_targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
+def _get_targets(batch: Any, loss_shifts_labels: bool) -> torch.Tensor:
     if "shift_labels" in batch:
         return batch["shift_labels"]
-    return batch["labels"][..., 1:] if labels_are_shifted else batch["labels"]
+    return batch["labels"][..., 1:] if loss_shifts_labels else batch["labels"]

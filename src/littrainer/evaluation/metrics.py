@@ -47,7 +47,7 @@ def explain_metric_errors(
         raise
 
 
-def check_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
+def convert_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
     """Return metrics as Python numbers; raise a TypeError for other results."""
     function = _name_function(context.compute_metrics)
     step = _describe_step(context)

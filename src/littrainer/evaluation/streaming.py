@@ -281,7 +281,7 @@ class StreamingMetrics:
         self._read_facts = TaskFacts
         results: dict[str, Any] = {}
         for name, entry in self._entries.items():
-            results.update(_flatten(entry.has_full_names, name, entry.metric.compute(), type(entry.metric).__name__))
+            results.update(_flatten(entry.omits_prefix, name, entry.metric.compute(), type(entry.metric).__name__))
         return results
 
     def _update(self, name: str, entry: _Entry, prediction: EvalPrediction) -> None:
@@ -310,12 +310,12 @@ class _Entry(NamedTuple):
     """Metric or collection with its conversion.
 
     Parameters:
-        has_full_names: the keys of a computed dict are complete names, to which the entry's name is not prepended.
+        omits_prefix: the keys of a computed dict are complete names, to which the entry's name is not prepended.
     """
 
     metric: Any
     inputs: str | Callable[..., Any] | None
-    has_full_names: bool
+    omits_prefix: bool
 
 
 def make_streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
@@ -345,10 +345,10 @@ def _iterate_entries(metric: Any, inputs: Any) -> Iterator[tuple[str, _Entry]]:
             override = value.inputs if isinstance(value, StreamingMetrics) else None
             value = value.metric if isinstance(value, StreamingMetrics) else value
             _check_is_metric(f"compute_metrics[{name!r}]", value)
-            yield str(name), _Entry(value, inputs if override is None else override, has_full_names=False)
+            yield str(name), _Entry(value, inputs if override is None else override, omits_prefix=False)
     else:
         _check_is_metric("compute_metrics", metric)
-        yield _snake_case(type(metric).__name__), _Entry(metric, inputs, has_full_names=True)
+        yield _snake_case(type(metric).__name__), _Entry(metric, inputs, omits_prefix=True)
 
 
 def _check_is_metric(argument: str, metric: Any) -> None:
@@ -369,10 +369,10 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _flatten(has_full_names: bool, name: str, value: Any, metric: str) -> Iterator[tuple[str, Any]]:
+def _flatten(omits_prefix: bool, name: str, value: Any, metric: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _flatten(False, str(key) if has_full_names else f"{name}_{key}", entry, metric)
+            yield from _flatten(False, str(key) if omits_prefix else f"{name}_{key}", entry, metric)
         return
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()

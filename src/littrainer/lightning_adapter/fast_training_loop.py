@@ -230,7 +230,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             scaling.unscale(optimizer)
         self._notify("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
-        module.step.update(module.step_optimizer, module.step_unmanaged_scheduler)
+        module.step.update(module.step_optimizer, module.step_custom_scheduler)
         progress.total.completed += 1
         progress.current.completed += 1
         return outputs

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
-from littrainer.checkpoint.retention import get_newest_finite, sort_checkpoints
+from littrainer.checkpoint.retention import get_last_resumable, sort_checkpoints
 from littrainer.checkpoint.verification import find_last_intact
 from littrainer.checkpoint.weights import find_nonfinite_weights
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
@@ -94,11 +94,11 @@ class _Reading(NamedTuple):
     micro_batch: int
     value: float
     # For a spike, the median of the norms before; None for all other values.
-    usual: float | None = None
+    exceeded_median: float | None = None
 
     @property
     def is_bad(self) -> bool:
-        return self.usual is not None or not math.isfinite(self.value)
+        return self.exceeded_median is not None or not math.isfinite(self.value)
 
     @property
     def is_bad_loss(self) -> bool:
@@ -121,8 +121,8 @@ class HealthGuard(StepPolicy):
 
     _windows = weak_property("_windows_reference")
 
-    def __init__(self, policy: str = "warn", spike_factor: float | None = None):
-        self.policy, self.spike_factor = policy, spike_factor
+    def __init__(self, on_nonfinite: str = "warn", spike_factor: float | None = None):
+        self.on_nonfinite, self.spike_factor = on_nonfinite, spike_factor
         self.skipped_windows: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=MAX_NORMS)
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
@@ -180,10 +180,10 @@ class HealthGuard(StepPolicy):
                 f"{IGNORED_LABEL}. Their loss is divided by 0. Leave such samples out of the data, or truncate them at "
                 "a greater length."
             )
-        stops = self.policy == "stop"
+        stops = self.on_nonfinite == "stop"
         checks_weights = is_end or (is_save_due and stops)
         are_finite = all(map(math.isfinite, [reading.value for reading in readings]))
-        has_bad = not are_finite or bool({reading.usual for reading in readings} - {None})
+        has_bad = not are_finite or bool({reading.exceeded_median for reading in readings} - {None})
         if not (stops or checks_weights or has_bad):
             self._has_warned = False
             return
@@ -191,12 +191,12 @@ class HealthGuard(StepPolicy):
         bad = [norm for norm in norms if norm.is_bad]
         # Norms are the same in all processes, so all get here because of a bad norm and can gather their faults. A bad
         # loss may be in a single process, which must not wait for the others.
-        is_common = bool(bad) or stops
+        can_gather = bool(bad) or stops
         if self._has_loss_scaling and not MIN_NORMS <= len(bad) == len(norms):
             bad = [norm for norm in bad if math.isfinite(norm.value)]
         steps = [norm.step for norm in bad] + [reading.step for reading in readings if reading.is_bad_loss]
         fault = self._make_fault([reading for reading in readings if reading.step == min(steps)]) if steps else None
-        fault = _select_first(all_gather_object(fault)) if is_common else fault
+        fault = _select_first(all_gather_object(fault)) if can_gather else fault
         is_of_weights = fault is None and checks_weights and not self._has_warned
         if is_of_weights:
             fault = self._make_weight_fault(readings)
@@ -209,13 +209,13 @@ class HealthGuard(StepPolicy):
         elif not self._has_warned:
             # With damaged weights each following interval would warn again.
             self._has_warned = fault.first != SPIKE
-            self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (is_common or is_of_weights))
+            self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (can_gather or is_of_weights))
 
     def _pop_readings(self) -> list[_Reading]:
         unread, self.unread = [number for number in self.unread if number[2] is not None], []
         if not unread:
             return []
-        values = self.values.items([value for _, _, value in unread])
+        values = self.values.to_list([value for _, _, value in unread])
         readings = [_Reading(kind, *position, value) for (kind, position, _), value in zip(unread, values, strict=True)]
         labels = [reading.value for reading in readings if reading.kind == LABELS]
         self._counted_steps += len(labels)
@@ -226,10 +226,11 @@ class HealthGuard(StepPolicy):
         """Return the reading; if it is a spike, with the median of the norms before."""
         if self.spike_factor is None or reading.kind != NORM or not math.isfinite(reading.value):
             return reading
-        usual = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
+        median = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
         # Spikes too, so that permanently larger gradients become usual.
         self.recent_norms.append(reading.value)
-        return reading._replace(usual=usual) if reading.value > self.spike_factor * usual else reading
+        is_spike = reading.value > self.spike_factor * median
+        return reading._replace(exceeded_median=median) if is_spike else reading
 
     def _warn(self, text: str, on_all_ranks: bool = False) -> None:
         if on_all_ranks or get_rank() == 0:
@@ -245,10 +246,10 @@ class HealthGuard(StepPolicy):
         batch_rows = [self._windows.find_rows(epoch, number) for number in micro_batches]
         rows = None if None in batch_rows else [row for indices in batch_rows for row in indices or ()]
         bad_weights = listed(find_nonfinite_weights(self._model))
-        if norm is not None and norm.usual is not None and not bad:
+        if norm is not None and norm.exceeded_median is not None and not bad:
             first = SPIKE
             text = f"the gradient norm is {norm.value:.4g}, above spike_factor={self.spike_factor:g} times the median "
-            text += f"of those before, {norm.usual:.4g}."
+            text += f"of those before, {norm.exceeded_median:.4g}."
         else:
             first = self._find_nonfinite_data(readings, rows)
             if not first and weights_are_unchanged and bad_weights:
@@ -297,7 +298,7 @@ class HealthGuard(StepPolicy):
         checkpoint = self.find_healthy_checkpoint()
         if checkpoint is None:
             return "There is no healthy checkpoint."
-        hint = "" if self.policy == "rollback" else ' (set on_nonfinite="rollback" to leave this batch out)'
+        hint = "" if self.on_nonfinite == "rollback" else ' (set on_nonfinite="rollback" to leave this batch out)'
         return f"The last healthy checkpoint is {checkpoint}. To resume{hint}: {resume_command(str(checkpoint))}"
 
     def _make_error(self, fault: Fault, action: str) -> UnhealthyTrainingError:
@@ -308,7 +309,7 @@ class HealthGuard(StepPolicy):
         """Return the newest checkpoint of this training without known non-finite weights."""
         checkpoints = _list_checkpoints(self._run_dir).items()
         current = [path for path, identity in checkpoints if identity not in self._earlier_checkpoints]
-        newest = get_newest_finite([*self._resumed_from, *current])
+        newest = get_last_resumable([*self._resumed_from, *current])
         return None if newest is None else Path(newest)
 
 
@@ -335,7 +336,7 @@ class SkippingHealthGuard(HealthGuard):
             return False
         restore_buffers(self._buffers)
         fault = _select_first(all_gather_object(self._make_fault(readings, weights_are_unchanged=True)))
-        if self.policy == "rollback":
+        if self.on_nonfinite == "rollback":
             raise RollbackRequested(fault)
         if fault.first.startswith("the weights"):
             raise self._make_error(fault, "Leaving out steps does not repair weights, so the training ends.")
@@ -352,7 +353,7 @@ class SkippingHealthGuard(HealthGuard):
         checkpoints = _list_checkpoints(self._run_dir).items()
         ignored = [Path(path).name for path, identity in checkpoints if identity in self._earlier_checkpoints]
         folder = (
-            None if get_rank() else find_last_intact(self._run_dir, ignored) or get_newest_finite(self._resumed_from)
+            None if get_rank() else find_last_intact(self._run_dir, ignored) or get_last_resumable(self._resumed_from)
         )
         folder = broadcast_object(folder)
         if folder is None:

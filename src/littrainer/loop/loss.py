@@ -201,7 +201,7 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
         return None
     else:
         number = count_label_tokens(window, settings._loss_shifts_labels)
-    if isinstance(number, torch.Tensor) and should_average_over_processes(settings):
+    if isinstance(number, torch.Tensor) and should_sum_over_processes(settings):
         # Tensor-parallel processes have counted the same labels.
         number = reduce_across_processes(number.to(device)) / settings.get_tp_size()
     # Dividing by 1 makes the number a float tensor, as in transformers: a bfloat16 loss divided by a float tensor is
@@ -209,7 +209,7 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def should_average_over_processes(settings: LossSettings) -> bool:
+def should_sum_over_processes(settings: LossSettings) -> bool:
     """Return whether label tokens are counted over all processes, so that all tokens weigh the same."""
     return settings.args.world_size > 1 and settings.args.average_tokens_across_devices
 
@@ -223,7 +223,7 @@ def scale_for_gradient_mean(
     """
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     accepts_number = accepts_number or settings._loss_reduction.is_exact
-    if accepts_number and num_items_in_batch is not None and should_average_over_processes(settings):
+    if accepts_number and num_items_in_batch is not None and should_sum_over_processes(settings):
         loss *= settings.args.world_size // settings.get_tp_size()
     return loss
 
@@ -239,7 +239,7 @@ class HostValues:
         # id of a tensor -> the tensor (kept, so that no other tensor gets its id), its version, and its value.
         self._read: dict[int, tuple[torch.Tensor, int, float]] = {}
 
-    def read(self, values: Sequence[Any]) -> None:
+    def prefetch(self, values: Sequence[Any]) -> None:
         """Replace the cache, in a single transfer."""
         # The transfer is in float32, in which float64 values would lose digits. Tensors of inference mode have no
         # version, so that a change in place would not be noticed.
@@ -252,21 +252,21 @@ class HostValues:
             for tensor, number in zip(tensors, torch.stack(scalars).tolist(), strict=True):
                 self._read[id(tensor)] = tensor, tensor._version, number
 
-    def remember(self, tensor: torch.Tensor, value: float) -> None:
+    def put(self, tensor: torch.Tensor, value: float) -> None:
         self._read[id(tensor)] = tensor, tensor._version, value
 
-    def items(self, values: Sequence[Any]) -> list[float]:
-        """Return all numbers, after at most a single transfer for all tensors that `read` can cache."""
+    def to_list(self, values: Sequence[Any]) -> list[float]:
+        """Return all numbers, after at most a single transfer for all tensors that `prefetch` can cache."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 entry = self._read.get(id(value))
                 # Tensors of inference mode have no version, and are never cached.
                 if entry is None or entry[1] != value._version:
-                    self.read(values)
+                    self.prefetch(values)
                     break
         return [self._read[id(value)][2] if id(value) in self._read else float(value) for value in values]
 
-    def item(self, value: Any) -> float:
+    def to_float(self, value: Any) -> float:
         entry = self._read.get(id(value))
         return entry[2] if entry is not None and entry[1] == value._version else float(value)
 
@@ -345,12 +345,12 @@ class RunningLoss:
         tensors = self.unread()
         pending, self._pending = self._pending, []
         if on_host and pending:
-            numbers = np.array(self.values.items(tensors), dtype=np.float32)
+            numbers = np.array(self.values.to_list(tensors), dtype=np.float32)
             if not self._is_filtered or np.isfinite(numbers[1:]).all():
                 # In float32 and in order, as torch adds.
                 total = float(np.add.accumulate(numbers)[-1])
                 self._sum.fill_(total)
-                self.values.remember(self._sum, total)
+                self.values.put(self._sum, total)
                 return
         for loss, steps_since_logging in pending:
             add_to_running_loss(self._sum, loss, steps_since_logging, self._is_filtered)

@@ -56,7 +56,7 @@ COUNTED = (
 
 
 @dataclass(frozen=True)
-class ResumedTraining:
+class TrainingSizes:
     """Arguments and sizes of a training, to record at a save or to compare at a resume.
 
     Parameters:
@@ -122,7 +122,7 @@ def _load_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def find_position(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> DataPosition:
+def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader: Any) -> DataPosition:
     """Return the record's position, adapted to the current sizes, or the position that transformers counts.
 
     With a record an epoch continues after the rows that were trained, even with other batch sizes or processes.
@@ -165,7 +165,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
 
 
 def _move_by_rows(
-    position: DataPosition, data: Mapping[str, Any], has_other_processes: bool, training: ResumedTraining, loader: Any
+    position: DataPosition, data: Mapping[str, Any], has_other_processes: bool, training: TrainingSizes, loader: Any
 ) -> DataPosition | None:
     """Return the position after the trained rows, in batches of the current size; None if unknown."""
     plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
@@ -191,7 +191,7 @@ def _move_by_rows(
     return DataPosition(position.epoch, batches, batches == length, saved)
 
 
-def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> int:
+def _count_surplus_steps(position: DataPosition, training: TrainingSizes) -> int:
     plan = training.plan
     if plan.is_endless:
         return 0
@@ -200,7 +200,7 @@ def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> i
     return training.state.global_step + remaining_steps - (position.epoch + 1) * plan.optimizer_steps_per_epoch
 
 
-def count_position(training: ResumedTraining) -> DataPosition:
+def count_position(training: TrainingSizes) -> DataPosition:
     """Return the position that transformers computes from the optimizer steps."""
     args = training.args
     epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
@@ -212,7 +212,7 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
 
 
 def warn_of_differences(
-    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
+    checkpoint: Path, record: dict[str, Any] | None, training: TrainingSizes, position: DataPosition, loader: Any
 ) -> None:
     sentences = _compare_data(checkpoint, record, training, position, loader)
     if arguments := _compare_arguments(record, training):
@@ -228,7 +228,7 @@ def warn_of_differences(
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
-def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
+def _compare_arguments(record: dict[str, Any] | None, training: TrainingSizes) -> list[str]:
     """Return a line for each argument that differs, in transformers' form."""
     current, state = get_compared_arguments(training.args), training.state
     saved = {} if record is None else record["arguments"]
@@ -250,7 +250,7 @@ def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining)
 
 
 def _compare_data(
-    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
+    checkpoint: Path, record: dict[str, Any] | None, training: TrainingSizes, position: DataPosition, loader: Any
 ) -> list[str]:
     args, sentences = training.args, []
     if record is not None and (changed := training.find_changed_sizes(record)):

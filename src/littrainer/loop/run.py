@@ -29,7 +29,7 @@ from littrainer.loop.preemption import pop_interrupted_evaluation
 from littrainer.loop.resuming import (
     POSITION_FIELDS,
     RECORD_VERSION,
-    ResumedTraining,
+    TrainingSizes,
     find_position,
     get_compared_arguments,
     has_work_at_epoch_ends,
@@ -153,7 +153,7 @@ class TrainingRun:
         self.evaluation_due = pop_interrupted_evaluation(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
-        training = ResumedTraining(trainer.args, trainer.state, plan, size)
+        training = TrainingSizes(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
         position = self.resumed_at = find_position(self.record, training, loader)
         # A search changes arguments on purpose; a rollback would repeat the warning.
@@ -195,7 +195,7 @@ class TrainingRun:
     def resume_record(self) -> dict[str, Any]:
         """Return the content of `littrainer_resume.pt`."""
         position, trainer = self.position(), self.trainer
-        training = ResumedTraining(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
+        training = TrainingSizes(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
         if self.resumed_at is not None:
             # No epoch has begun since the resume.
             data = (self.record or {}).get("data")
@@ -266,7 +266,7 @@ class TrainingRun:
         if self.checkpoint is not None:
             restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
 
-    def restore(self) -> None:
+    def load_optimizer_and_schedule(self) -> None:
         """Restore optimizer, schedule and scaler."""
         if self.checkpoint is None:
             return
@@ -282,7 +282,7 @@ class TrainingRun:
         if self._has_layout_changed:
             set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
         if (self.record or {}).get("schedule_is_replaced"):
-            # Callbacks replace the schedule again later, which changes the rates, so `note_schedule` sets these again.
+            # Callbacks replace the schedule again, which changes the rates; `update_replaced_schedule` restores them.
             self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -364,7 +364,7 @@ class TrainingRun:
                 step,
                 last,
             )
-        self.restore()
+        self.load_optimizer_and_schedule()
         self.begin()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -380,7 +380,7 @@ class TrainingRun:
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
         self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
-    def note_schedule(self, schedules: list[Any]) -> None:
+    def update_replaced_schedule(self, schedules: list[Any]) -> None:
         """Extend the schedule to parameter groups that callbacks added, and note whether they replaced the schedule.
 
         The checkpoint's learning rates are set again, since the new schedule changed them.

@@ -52,17 +52,17 @@ class StepPolicy:
         """Restore the entries of a resume record; positions in the data are restored only if the data is the same."""
 
 
-MOMENTS = (
+POLICY_METHODS = (
     *("on_window_begin", "forward_and_backward", "should_skip_step", "on_step_end", "restart_intervals"),
     *("record", "resume"),
 )
 
 
-def group_by_moment(policies: Iterable[StepPolicy | None]) -> Mapping[str, list[StepPolicy]]:
+def group_by_method(policies: Iterable[StepPolicy | None]) -> Mapping[str, list[StepPolicy]]:
     """Return, for the name of each method of `StepPolicy`, the policies that override it."""
     acting: defaultdict[str, list[StepPolicy]] = defaultdict(list)
     for policy in filter(None, policies):
-        for moment in MOMENTS:
+        for moment in POLICY_METHODS:
             if getattr(type(policy), moment) is not getattr(StepPolicy, moment):
                 acting[moment].append(policy)
     return acting
