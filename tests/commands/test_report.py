@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.callbacks.early_stopping import COUNTER
+from littrainer.callbacks.state import PATIENCE_COUNTER
 from littrainer.checkpoint.run_record import write_run_record
 from littrainer.checkpoint.verification import find_damage
 from littrainer.cli import main
@@ -301,7 +301,7 @@ def test_the_last_log_of_lightnings_csv_logger_is_read(tmp_path: Path) -> None:
     assert [point.is_after_training for point in run.history.curves["loss", "evaluation"]] == [False, True]
 
 
-STOPPED = {"EarlyStoppingCallback": {"args": {"early_stopping_patience": 2}, "attributes": {COUNTER: 2}}}
+STOPPED = {"EarlyStoppingCallback": {"args": {"early_stopping_patience": 2}, "attributes": {PATIENCE_COUNTER: 2}}}
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,11 @@ def test_several_runs_are_compared_and_equally_good_runs_have_the_same_mark(tmp_
         r"<th scope=row>loss, evaluation</th><td class=best>0.5</td><td>0.625</td><td class=best>0.5</td>", page
     )
     assert read_verdict(page) == ["Best evaluation loss 0.5 by one and three"]
-    assert "3 folders compared" in page and read_headings(page) == ["Results", "Environment", "Arguments that differ"]
+    assert "3 folders compared" in page and read_headings(page) == [
+        "Training",
+        "Last value of each metric",
+        "Arguments that differ",
+    ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, -1e308])

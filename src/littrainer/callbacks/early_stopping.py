@@ -9,7 +9,7 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.progress import write_on_terminal
-from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+from littrainer.callbacks.state import PATIENCE_COUNTER, ExportableState, TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         }
 
 
-COUNTER = "early_stopping_patience_counter"
-
-
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
     """Restore the counters of early-stopping callbacks."""
     # Each save appends to the list of several callbacks of a class: read its end.
@@ -113,5 +110,5 @@ def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> 
     for callback in reversed([*callbacks]):
         states = remaining.get(type(callback).__name__)
         attributes = states.pop().get("attributes", {}) if states else {}
-        if hasattr(callback, COUNTER) and COUNTER in attributes:
-            setattr(callback, COUNTER, attributes[COUNTER])
+        if hasattr(callback, PATIENCE_COUNTER) and PATIENCE_COUNTER in attributes:
+            setattr(callback, PATIENCE_COUNTER, attributes[PATIENCE_COUNTER])

@@ -17,6 +17,9 @@ from littrainer.runtime.notes import kind_of
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+# Attribute of an EarlyStoppingCallback, in the states of callbacks.
+PATIENCE_COUNTER = "early_stopping_patience_counter"
+
 
 class ExportableState:
     """Object whose state is stored in trainer_state.json and restored when training resumes.

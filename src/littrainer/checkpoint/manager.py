@@ -96,7 +96,7 @@ class SavedTraining:
         when_complete: called by `wait` in the training's thread, with folder and state of a completed background save.
     """
 
-    trainer: Any
+    hooks: Any
     args: TrainingArguments
     state: TrainerState
     run_dir: str
@@ -306,21 +306,21 @@ class CheckpointManager:
                 gather_files_to_writer(writer.folder, role, action)
 
     def _collect(self, training: SavedTraining, writer: CheckpointWriter, with_optimizer: bool = False) -> None:
-        trainer, args, folder = training.trainer, training.args, str(writer.folder)
+        hooks, args, folder = training.hooks, training.args, str(writer.folder)
         has_optimizer = with_optimizer or not args.save_only_model
-        optimizer = trainer.optimizer if has_optimizer else None
-        nonfinite = find_nonfinite_weights(trainer.model, with_buffers=True, optimizer=optimizer)
+        optimizer = hooks.optimizer if has_optimizer else None
+        nonfinite = find_nonfinite_weights(hooks.model, with_buffers=True, optimizer=optimizer)
         are_finite = all(all_gather_object(not nonfinite))
         # ZeRO 3 leaves parameters empty here, so their finiteness is unknown.
-        if writer.manifest is not None and not hasattr(next(trainer.model.parameters(), None), "ds_numel"):
+        if writer.manifest is not None and not hasattr(next(hooks.model.parameters(), None), "ds_numel"):
             writer.manifest.weights_are_finite = are_finite
         self._writer = writer
         try:
-            trainer.save_model(folder, _internal_call=True)
+            hooks.save_model(folder, _internal_call=True)
             if has_optimizer:
-                trainer._save_optimizer_and_scheduler(folder)
-                trainer._save_scaler(folder)
-                trainer._save_rng_state(folder)
+                hooks._save_optimizer_and_scheduler(folder)
+                hooks._save_scaler(folder)
+                hooks._save_rng_state(folder)
                 writer.write_objects(_resume_records(training))
             if args.should_save:
                 _export_callback_states(training)

@@ -22,7 +22,7 @@ from littrainer.checkpoint.layout import (
     WEIGHTS_NAME,
     has_sharded_state,
 )
-from littrainer.checkpoint.reader import load_training_state, read_optimizer_state, refuse_mismatched_optimizer
+from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_mismatched_optimizer
 from littrainer.checkpoint.weights import (
     Differences,
     describe_shape_mismatch,
@@ -129,7 +129,7 @@ class FullStateIO:
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
     def load_training_state(self, folder: Path) -> None:
-        load_training_state(self.training.model, self.optimizer, folder)
+        load_optimizer(self.training.model, self.optimizer, folder)
 
 
 class GatheredStateIO(FullStateIO):
@@ -206,7 +206,7 @@ class FsdpStateIO(GatheredStateIO):
             else:
                 FullStateIO.load_model(self, model, folder, to_resume=True)
         if not is_sharded(model):
-            load_training_state(model, self.optimizer, folder)
+            load_optimizer(model, self.optimizer, folder)
         elif has_sharded_state(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
             from littrainer.checkpoint.sharded_files import load_optimizer_shards
 

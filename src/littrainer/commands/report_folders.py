@@ -14,7 +14,6 @@ from typing import Any
 
 from littrainer.arguments.secrets import redact_secrets
 from littrainer.arguments.shown_arguments import format_value
-from littrainer.callbacks.early_stopping import COUNTER as PATIENCE_COUNTER
 from littrainer.callbacks.log_history import (
     EVALUATION,
     TRAINING,
@@ -23,7 +22,7 @@ from littrainer.callbacks.log_history import (
     collect_logged_values,
     parse_log_history,
 )
-from littrainer.callbacks.state import TrainerState
+from littrainer.callbacks.state import PATIENCE_COUNTER, TrainerState
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
     RUN_RECORD_NAME,
