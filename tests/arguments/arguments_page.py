@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from littrainer.arguments.destinations import READERS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.fields import get_default, list_topics
 from littrainer.arguments.rules import SUPPORTED_VALUES
@@ -17,11 +16,11 @@ INTRODUCTION = """\
 `warmup_ratio` and `logging_dir` are from earlier 5.x releases, and those after them in their table are littrainer's.
 `Seq2SeqTrainingArguments` adds the last table.
 
-<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/destinations.py. -->
+<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py. -->
 
 - Every argument is supported, or is for your script alone. {refused}
 - Unknown names raise `TypeError` with the nearest known name.
-- "Acts on" is the part of a training that reads the argument; `littrainer explain` prints both for a run.
+- `littrainer explain` prints what an argument does and which part of a training reads it.
 """
 
 EARLIER_SPELLINGS = """\
@@ -81,17 +80,12 @@ def _topic_tables() -> list[str]:
         lines = [
             f"## {(topic.__doc__ or '').rstrip('.')}",
             "",
-            "| argument | default | what it does | acts on |",
-            "| --- | --- | --- | --- |",
+            "| argument | default | what it does |",
+            "| --- | --- | --- |",
         ]
         for field in dataclasses.fields(topic):
             field = help_and_default[field.name]
-            cells = (
-                f"`{field.name}`",
-                f"`{get_default(field)!r}`",
-                field.metadata["help"],
-                READERS[field.name],
-            )
+            cells = (f"`{field.name}`", f"`{get_default(field)!r}`", field.metadata["help"])
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))
     return tables

@@ -69,7 +69,7 @@ class ScheduleFields:
         cast("str", None),
         "Folder or URL, such as `s3://bucket/run`, for checkpoints and the model; default `trainer_output`.",
     )
-    per_device_train_batch_size: int = argument(8, "Samples per training micro-batch on each device.")
+    per_device_train_batch_size: int = argument(8, "Samples per micro-batch on each device.")
     num_train_epochs: float = argument(3.0, "Epochs to train; a fraction ends within the last one.")
     max_steps: int = argument(-1, "Optimizer steps to train; above 0 it overrides `num_train_epochs`.")
     learning_rate: float = argument(5e-5, "Peak learning rate, after warmup.")
@@ -77,7 +77,7 @@ class ScheduleFields:
     lr_scheduler_kwargs: dict[str, Any] | str | None = argument(
         None, "Settings of the schedule, such as `num_cycles`, as a dict or JSON."
     )
-    warmup_steps: float = argument(0, "Optimizer steps of linear warmup; below 1, a share of all steps.")
+    warmup_steps: float = argument(0, "Steps of linear warmup; below 1, a share of all steps.")
 
 
 @dataclass
@@ -127,15 +127,13 @@ class PrecisionFields:
     torch_compile: bool = argument(False, "Compile the model with `torch.compile`.")
     torch_compile_backend: str | None = argument(None, "Backend of `torch.compile`; enables it.")
     torch_compile_mode: str | None = argument(None, "Mode of `torch.compile`; enables it.")
-    use_liger_kernel: bool = argument(False, "Replace layers by Liger's Triton kernels.")
+    use_liger_kernel: bool = argument(False, "Use Liger's Triton kernels.")
     liger_kernel_config: dict[str, bool] | None = argument(
         None, "Liger kernels to enable or disable, by name; default: the model's."
     )
-    use_cache: bool = argument(False, "Value of `model.config.use_cache` during training.")
+    use_cache: bool = argument(False, "`model.config.use_cache` during training.")
     neftune_noise_alpha: float | None = argument(None, "Strength of NEFTune noise in embeddings during training.")
-    torch_empty_cache_steps: int | None = argument(
-        None, "Optimizer steps between releases of the device's cached memory."
-    )
+    torch_empty_cache_steps: int | None = argument(None, "Steps between releases of the device's cached memory.")
     auto_find_batch_size: bool = argument(False, "Restart with a smaller micro-batch when out of memory.")
 
 
@@ -144,7 +142,7 @@ class LoggingFields:
     """Logged values, log levels, progress bars and experiment trackers."""
 
     logging_strategy: IntervalStrategy | str = argument("steps", "When to log: `no`, every `steps` or each `epoch`.")
-    logging_steps: float = argument(500, "Optimizer steps between logs; below 1, a share of all steps.")
+    logging_steps: float = argument(500, "Steps between logs; below 1, a share of all steps.")
     logging_first_step: bool = argument(False, "Log the first optimizer step too.")
     log_on_each_node: bool = argument(True, "Log on each node, not only the first.")
     logging_nan_inf_filter: bool = argument(True, "Exclude non-finite losses from the logged mean, not from gradients.")
@@ -180,11 +178,11 @@ class EvaluationFields:
 
     eval_strategy: IntervalStrategy | str = argument("no", "When to evaluate: `no`, every `steps` or each `epoch`.")
     eval_steps: float | None = argument(
-        None, "Optimizer steps between evaluations; below 1, a share of all steps; default `logging_steps`."
+        None, "Steps between evaluations; below 1, a share of all steps; default: `logging_steps`."
     )
     eval_delay: float = argument(0, "Epochs or steps, by `eval_strategy`, before the first evaluation.")
     per_device_eval_batch_size: int = argument(8, "Samples per evaluation batch on each device.")
-    prediction_loss_only: bool = argument(False, "Evaluate the loss only, without predictions and metrics.")
+    prediction_loss_only: bool = argument(False, "Evaluate only the loss.")
     eval_on_start: bool = argument(False, "Evaluate before the first training step.")
     eval_do_concat_batches: bool = argument(
         True, "Concatenate predictions; false passes a list of batches to `compute_metrics`."
@@ -212,8 +210,8 @@ class SavingFields:
     save_strategy: SaveStrategy | str = argument(
         "steps", "When to save: `no`, every `steps`, each `epoch` or at each `best` metric."
     )
-    save_steps: float = argument(500, "Optimizer steps between checkpoints; below 1, a share of all steps.")
-    save_on_each_node: bool = argument(False, "Save on every node, for nodes without a shared disk.")
+    save_steps: float = argument(500, "Steps between checkpoints; below 1, a share of all steps.")
+    save_on_each_node: bool = argument(False, "Save on every node, if they share no disk.")
     save_total_limit: int | None = argument(
         None,
         "Maximum number of checkpoints, including the newest and the best; unset, 0 or below: no limit.",
@@ -303,15 +301,11 @@ class DistributedFields:
     """Distributed data parallel, fully sharded data parallel and DeepSpeed."""
 
     ddp_find_unused_parameters: bool | None = argument(
-        None, "Let DDP detect parameters without a gradient; default: unless activations are checkpointed."
+        None, "Let DDP detect unused parameters; default: unless activations are checkpointed."
     )
     ddp_bucket_cap_mb: int | None = argument(None, "DDP's gradient buckets in MiB; default: torch's.")
-    ddp_broadcast_buffers: bool | None = argument(
-        None, "Let DDP broadcast the main process's buffers at each forward; default: yes."
-    )
-    ddp_static_graph: bool | None = argument(
-        None, "Declare to DDP that steps use the same parameters in the same order."
-    )
+    ddp_broadcast_buffers: bool | None = argument(None, "Let DDP broadcast buffers at each forward; default: yes.")
+    ddp_static_graph: bool | None = argument(None, "Declare that DDP's graph of used parameters never changes.")
     ddp_backend: str | None = argument(
         None,
         "Communication backend; default: by device.",
@@ -331,9 +325,7 @@ class DistributedFields:
 class ScriptFields:
     """Debug switches, tasks of a script, and its checkpoint."""
 
-    debug: str | list[DebugOption] = argument(
-        "", "Extra checks, separated by spaces: `underflow_overflow`, `tpu_metrics_debug`."
-    )
+    debug: str | list[DebugOption] = argument("", "Extra checks: `underflow_overflow`.")
     skip_memory_metrics: bool = argument(True, "Omit memory from the metrics; measuring it is slow.")
     do_train: bool = argument(False, "Whether your script trains; the Trainer ignores it.")
     do_eval: bool = argument(False, "Whether your script evaluates; true if `eval_strategy` is not `no`.")
@@ -354,16 +346,14 @@ class ScriptFields:
 class AdditionalFields:
     """Arguments that only littrainer has, and earlier arguments of transformers."""
 
-    warmup_ratio: float | None = argument(
-        None, "Warmup as a share of all steps; above 0 it overrides `warmup_steps`, which accepts a share too."
-    )
+    warmup_ratio: float | None = argument(None, "Warmup as a share of all steps; above 0 it overrides `warmup_steps`.")
     logging_dir: str | None = argument(None, "Folder for TensorBoard files.")
     lightning: dict[str, Any] | str | None = argument(
         None, "Keywords of `lightning.Trainer`, such as `profiler` or `plugins`."
     )
     async_save: bool = argument(
         False,
-        "Write checkpoints in the background; training waits only for a copy to host memory.",
+        "Write checkpoints in the background, after a copy to host memory.",
     )
     jit_checkpoint_signals: list[str] | str | None = argument(
         None,
@@ -376,21 +366,21 @@ class AdditionalFields:
         "-100, exact if each token has a label.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
-    save_minutes: float | None = argument(None, "Minutes after the last checkpoint at which to save.")
-    eval_minutes: float | None = argument(None, "Minutes after the last evaluation at which to evaluate.")
+    save_minutes: float | None = argument(None, "Save after so many minutes without a checkpoint.")
+    eval_minutes: float | None = argument(None, "Evaluate after so many minutes without an evaluation.")
     max_minutes: float | None = argument(
         None,
-        "Minutes after which a `train()` call, also a resumed one, ends as at `max_steps`.",
+        "Minutes after which each `train()` ends as at `max_steps`.",
     )
     hang_timeout: float | None = argument(
         None,
-        "Seconds without progress after which training prints all stacks and ends with an error.",
+        "Seconds without progress after which training prints stacks and ends with an error.",
     )
     max_tokens_per_batch: int | None = argument(
-        None, "Maximum tokens, with padding, of a training or evaluation batch; its samples have similar lengths."
+        None, "Maximum tokens, with padding, of a batch of samples of similar length; in evaluation too."
     )
     pack_to_length: int | None = argument(
-        None, "Tokens per row into which documents are packed for a causal language model; rows are samples."
+        None, "Tokens per row into which documents are packed for a causal language model."
     )
     on_nonfinite: str = argument(
         ON_NONFINITE[0],
@@ -400,7 +390,7 @@ class AdditionalFields:
         choices=list(ON_NONFINITE),
     )
     spike_factor: float | None = argument(
-        None, "Treat a gradient norm above this multiple of the median of the last 100 as non-finite."
+        None, "Treat a gradient norm above this multiple of the last 100's median as non-finite."
     )
     save_total_limit_best: int | None = argument(
         None,
@@ -421,9 +411,9 @@ class AdditionalFields:
         None,
         "Samples per optimizer step in all processes; sets `gradient_accumulation_steps`.",
     )
-    log_speed: bool = argument(False, "Log the seconds of each part of a step, throughput, padding and seconds left.")
+    log_speed: bool = argument(False, "Log seconds of each part of a step, throughput, padding and seconds left.")
     auto_micro_batch: bool = argument(
-        False, "Repeat a step with smaller micro-batches when out of memory; samples and loss do not change."
+        False, "Repeat a step with smaller micro-batches when out of memory; the loss does not change."
     )
     ema_decay: float | None = argument(
         None, "Decay per optimizer step of an exponential moving average of the weights."
@@ -449,7 +439,7 @@ class GenerationConfig(Protocol):
 class GenerationFields:
     """Batches of similar length, and generation in evaluation (`Seq2SeqTrainingArguments`)."""
 
-    sortish_sampler: bool = argument(False, "Form batches of similar length, in random order, to save padding.")
+    sortish_sampler: bool = argument(False, "Form batches of similar length, in random order.")
     predict_with_generate: bool = argument(False, "Predict generated tokens, not logits, for metrics such as ROUGE.")
     generation_max_length: int | None = argument(
         None, "Maximum tokens to generate, including the first; default: the generation config's."
