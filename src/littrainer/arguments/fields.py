@@ -67,7 +67,7 @@ class ScheduleFields:
     # Normalization replaces None.
     output_dir: str = argument(
         cast("str", None),
-        "Folder or URL, such as `s3://bucket/run`, for checkpoints and the model; default `trainer_output`.",
+        "Folder or URL, such as `s3://bucket/run`, for checkpoints and the model; default: `trainer_output`.",
     )
     per_device_train_batch_size: int = argument(8, "Samples per micro-batch on each device.")
     num_train_epochs: float = argument(3.0, "Epochs to train; a fraction ends within the last one.")
