@@ -168,7 +168,7 @@ class LoggingFields:
     trackio_space_id: str | None = argument(None, "Hugging Face Space for Trackio.")
     trackio_bucket_id: str | None = argument(None, "Hugging Face storage bucket for Trackio.")
     trackio_static_space_id: Literal[False] | str | None = argument(
-        None, "Static Space that Trackio publishes after training; false disables it."
+        None, "Static Space that Trackio publishes after training; false: none."
     )
 
 
@@ -243,7 +243,7 @@ class SavingFields:
     ignore_data_skip: bool = argument(False, "Resume at the epoch's first batch instead of skipping used batches.")
     restore_callback_states_from_checkpoint: bool = argument(
         None,
-        "Restore callback states on resume; default: only early stopping's; false: none.",
+        "Restore callback states on resume; default: early stopping's only; false: none.",
     )
 
 
@@ -291,8 +291,7 @@ class DataFields:
     )
     length_column_name: str = argument(
         "length",
-        "Column of sample lengths, for an order by length; `remove_unused_columns=False` keeps it if the model does "
-        "not accept it.",
+        "Column of sample lengths, for an order by length; `remove_unused_columns=False` keeps it.",
     )
 
 
@@ -332,8 +331,8 @@ class ScriptFields:
     do_predict: bool = argument(False, "Whether your script predicts; the Trainer ignores it.")
     resume_from_checkpoint: str | None = argument(
         None,
-        "Resume in `train()`: `auto` takes the newest intact checkpoint in `output_dir`, if any. Scripts pass other "
-        "values to `train(resume_from_checkpoint=...)`.",
+        "Resume in `train()`: `auto` takes the newest intact checkpoint in `output_dir`, if any; scripts pass "
+        "other values to `train()`.",
     )
     local_rank: int = argument(
         -1,
@@ -361,9 +360,9 @@ class AdditionalFields:
     )
     eval_loss_weighting: str = argument(
         EVAL_LOSS_WEIGHTINGS[0],
-        "Weight of a batch's mean loss in `eval_loss`: `batches`, the batch size, as in transformers (the last "
-        "batch of a dataset with a length: its samples); `samples`, its samples; `labels`, its labels other than "
-        "-100, exact if each token has a label.",
+        "Weight of a batch's mean loss in `eval_loss`: `batches`, as in transformers, the batch size (the last "
+        "batch of a dataset with a length: its samples); `samples`; `labels` other than -100, exact if each "
+        "token has a label.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
     save_minutes: float | None = argument(None, "Save after so many minutes without a checkpoint.")
@@ -380,17 +379,17 @@ class AdditionalFields:
         None, "Maximum tokens, with padding, of a batch of samples of similar length; in evaluation too."
     )
     pack_to_length: int | None = argument(
-        None, "Tokens per row into which documents are packed for a causal language model."
+        None, "Tokens per row into which documents are packed for causal language models."
     )
     on_nonfinite: str = argument(
         ON_NONFINITE[0],
-        "Policy for non-finite losses or gradients: `warn` logs the first, at the next log at the latest; `skip` "
-        "skips the optimizer step; `rollback` resumes from the last finite checkpoint without that batch; `stop` "
-        "ends training with an error before the next save.",
+        "Policy for non-finite losses or gradients: `warn` logs the first by the next log; `skip` skips the "
+        "optimizer step; `rollback` resumes from the last finite checkpoint without that batch; `stop` ends with "
+        "an error before the next save.",
         choices=list(ON_NONFINITE),
     )
     spike_factor: float | None = argument(
-        None, "Treat a gradient norm above this multiple of the last 100's median as non-finite."
+        None, "Multiple of the last 100 gradient norms' median above which a norm counts as non-finite."
     )
     save_total_limit_best: int | None = argument(
         None,
@@ -403,8 +402,8 @@ class AdditionalFields:
     )
     loss_normalization: str = argument(
         LOSS_NORMALIZATIONS[0],
-        "Divisor of an optimizer step's losses: `transformers`, as there; `exact`, its samples or labels in all "
-        "micro-batches and processes, so that loss and gradients do not depend on the micro-batch size.",
+        "Divisor of an optimizer step's losses: as in `transformers`, or `exact`, its samples or labels in all "
+        "processes, whatever the micro-batch size.",
         choices=list(LOSS_NORMALIZATIONS),
     )
     global_batch_size: int | None = argument(
