@@ -27,9 +27,9 @@ EARLIER_SPELLINGS = """\
 ## Earlier spellings
 
 Scripts written for transformers 4 run as they are. The constructor, the command line, dicts, files and attributes
-accept each earlier name, with a `FutureWarning` that says what to write today. The last column
-has the values that an argument of a gone feature still accepts; others raise `ValueError`, as does a value that
-contradicts today's argument.
+accept each earlier name, with a `FutureWarning` that says what to write today. An argument of
+a gone feature accepts the values in the last column alone; others raise `ValueError`, as does a value that contradicts
+today's argument.
 """
 
 SETTLED_DIFFERENCES = """\
@@ -60,9 +60,9 @@ def arguments_page() -> str:
 
 
 def _earlier_names_table() -> str:
-    lines = ["| earlier name | today | accepts |", "| --- | --- | --- |"]
+    lines = ["| earlier name | today | accepts only |", "| --- | --- | --- |"]
     for name, rule in EARLIER_NAMES.items():
-        today = rule.advice.removeprefix("use ").replace("|", "\\|")
+        today = rule.advice.removeprefix("use ").removeprefix("drop it, ").replace("|", "\\|")
         lines.append(f"| `{name}` | {today} | {_accepted_values(rule)} |")
     return "\n".join([*lines, ""])
 

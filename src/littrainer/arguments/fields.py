@@ -62,7 +62,7 @@ def argument(
 
 @dataclass
 class ScheduleFields:
-    """Output folder, micro-batch size, duration, learning rate and its schedule."""
+    """Output folder, duration, learning rate and schedule."""
 
     # Normalization replaces None.
     output_dir: str = argument(
@@ -82,7 +82,7 @@ class ScheduleFields:
 
 @dataclass
 class OptimizationFields:
-    """Optimizer, weight decay, gradient accumulation, clipping and label smoothing."""
+    """Optimizer, accumulation and clipping."""
 
     optim: OptimizerNames | str = argument("adamw_torch_fused", "Name of the optimizer.")
     optim_args: str | None = argument(None, "Settings of the optimizer, as `key=value,key=value`.")
@@ -104,7 +104,7 @@ class OptimizationFields:
 
 @dataclass
 class PrecisionFields:
-    """Mixed precision, activation checkpointing, compilation, fused kernels and memory pressure."""
+    """Precision, memory and compilation."""
 
     bf16: bool = argument(False, "Train in bfloat16 mixed precision.")
     fp16: bool = argument(False, "Train in float16 mixed precision with loss scaling.")
@@ -139,7 +139,7 @@ class PrecisionFields:
 
 @dataclass
 class LoggingFields:
-    """Logged values, log levels, progress bars and experiment trackers."""
+    """Logs, progress bars and experiment trackers."""
 
     logging_strategy: IntervalStrategy | str = argument("steps", "When to log: `no`, every `steps` or each `epoch`.")
     logging_steps: float = argument(500, "Steps between logs; below 1, a share of all steps.")
@@ -174,7 +174,7 @@ class LoggingFields:
 
 @dataclass
 class EvaluationFields:
-    """Time, batches and metrics of evaluations."""
+    """Evaluation."""
 
     eval_strategy: IntervalStrategy | str = argument("no", "When to evaluate: `no`, every `steps` or each `epoch`.")
     eval_steps: float | None = argument(
@@ -202,7 +202,7 @@ class EvaluationFields:
 
 @dataclass
 class SavingFields:
-    """Checkpoints, pushes to the Hub, the best checkpoint, resuming."""
+    """Checkpoints and the Hub."""
 
     save_only_model: bool = argument(
         False, "Save no optimizer, schedule and random states; such checkpoints cannot be resumed."
@@ -249,7 +249,7 @@ class SavingFields:
 
 @dataclass
 class EnvironmentFields:
-    """Determinism, seeds, device and accelerate's settings."""
+    """Seeds, device and accelerate's settings."""
 
     full_determinism: bool = argument(False, "Use deterministic, slower kernels, for reproducible runs.")
     seed: int = argument(42, "Random seed.")
@@ -269,7 +269,7 @@ class EnvironmentFields:
 
 @dataclass
 class DataFields:
-    """Loader processes, columns, order of training samples."""
+    """Data loading."""
 
     dataloader_drop_last: bool = argument(False, "Drop an incomplete last batch of an epoch.")
     dataloader_num_workers: int = argument(0, "Loader processes; 0 loads in the training process.")
@@ -297,7 +297,7 @@ class DataFields:
 
 @dataclass
 class DistributedFields:
-    """Distributed data parallel, fully sharded data parallel and DeepSpeed."""
+    """DDP, FSDP and DeepSpeed."""
 
     ddp_find_unused_parameters: bool | None = argument(
         None, "Let DDP detect unused parameters; default: unless activations are checkpointed."
@@ -322,7 +322,7 @@ class DistributedFields:
 
 @dataclass
 class ScriptFields:
-    """Debug switches, tasks of a script, and its checkpoint."""
+    """Debugging, and arguments for your script."""
 
     debug: str | list[DebugOption] = argument("", "Extra checks: `underflow_overflow`.")
     skip_memory_metrics: bool = argument(True, "Omit memory from the metrics; measuring it is slow.")
@@ -343,7 +343,7 @@ class ScriptFields:
 # Keyword-only, so that positional arguments of subclasses do not shift.
 @dataclass(kw_only=True)
 class AdditionalFields:
-    """Arguments that only littrainer has, and earlier arguments of transformers."""
+    """Arguments of littrainer and of earlier releases."""
 
     warmup_ratio: float | None = argument(None, "Warmup as a share of all steps; above 0 it overrides `warmup_steps`.")
     logging_dir: str | None = argument(None, "Folder for TensorBoard files.")
@@ -436,7 +436,7 @@ class GenerationConfig(Protocol):
 # A generated representation would show tokens.
 @dataclass(repr=False)
 class GenerationFields:
-    """Batches of similar length, and generation in evaluation (`Seq2SeqTrainingArguments`)."""
+    """Sequence to sequence (`Seq2SeqTrainingArguments`)."""
 
     sortish_sampler: bool = argument(False, "Form batches of similar length, in random order.")
     predict_with_generate: bool = argument(False, "Predict generated tokens, not logits, for metrics such as ROUGE.")
