@@ -14,7 +14,7 @@ INTRODUCTION = """\
 
 `TrainingArguments` takes these arguments in this positional order, with the names and defaults of transformers;
 `warmup_ratio` and `logging_dir` are from earlier 5.x releases, and those after them in their table are littrainer's.
-`Seq2SeqTrainingArguments` adds the last table.
+`Seq2SeqTrainingArguments` adds five.
 
 <!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py. -->
 
@@ -27,9 +27,8 @@ EARLIER_SPELLINGS = """\
 ## Earlier spellings
 
 Scripts written for transformers 4 run as they are. The constructor, the command line, dicts, files and attributes
-accept each earlier name, with a `FutureWarning` that says what to write today. An argument of
-a gone feature accepts the values in the last column alone; others raise `ValueError`, as does a value that contradicts
-today's argument.
+accept each earlier name, with a `FutureWarning` that says what to write today. `ValueError` is raised for a value that
+contradicts today's argument, or that the last column, if it has any, does not have.
 """
 
 SETTLED_DIFFERENCES = """\
