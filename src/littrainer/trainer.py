@@ -88,6 +88,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         >>> args = TrainingArguments("runs/first", max_steps=2, eval_strategy="steps", eval_steps=1)
         >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
         >>> trainer.train().global_step
+        {'eval_loss': ...}
         2
         >>> trainer.save_model("runs/first/model")
     """

@@ -549,9 +549,9 @@ def test_a_search_has_charts_its_best_trial_and_all_trials(tmp_path: Path) -> No
     page = write_page(write_search(tmp_path / "out", name="my study"), with_picture=True)
     assert read_charts(page) == {
         "objective over trials (higher is better)": ["best so far", "complete", "pruned, last value", "failed"],
-        "objective over learning_rate": ["complete"],
-        "objective over per_device_train_batch_size": ["complete"],
-        "objective over num_train_epochs": ["complete"],
+        "objective over learning_rate": ["complete", "pruned, last value"],
+        "objective over per_device_train_batch_size": ["complete", "pruned, last value"],
+        "objective over num_train_epochs": ["complete", "pruned, last value"],
     }
     data = read_data(page)
     assert [chart["x_log"] for chart in data["charts"]] == [False, True, False, False]

@@ -50,7 +50,7 @@ class TransformersCheckpointIO(CheckpointIO):
         >>> import lightning
         >>> from littrainer import TransformersCheckpointIO, TransformersModule
         >>> module = TransformersModule(model)
-        >>> trainer = lightning.Trainer(plugins=[TransformersCheckpointIO(module)], accelerator="cpu", logger=False)
+        >>> trainer = lightning.Trainer(plugins=[TransformersCheckpointIO(module)], logger=False)
     """
 
     def __init__(

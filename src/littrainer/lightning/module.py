@@ -92,7 +92,8 @@ class TransformersModule(ClosureFirstModule):
         >>> from littrainer import TrainerDataModule, TransformersModule
         >>> module = TransformersModule(model, {"learning_rate": 1e-3, "per_device_train_batch_size": 4})
         >>> data = TrainerDataModule(train_dataset, eval_dataset)
-        >>> trainer = lightning.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False)
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = lightning.Trainer(max_steps=2, **quiet)
         >>> trainer.fit(module, datamodule=data)
         >>> module.export_pretrained("runs/first/model")
     """
