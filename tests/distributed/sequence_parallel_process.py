@@ -1,0 +1,156 @@
+"""Sequence and context parallelism in several processes: `python -m tests.distributed.sequence_parallel_process FOLDER`.
+
+A launcher's variables set rank and size. Each process writes its results to `FOLDER/RANK.pickle`. A single process runs
+the same trainings without sharing rows.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from littrainer import Trainer, TrainerCallback
+from tests.distributed.sharded_process import PROMPT, curve
+from tests.distributed.tensor_parallel_process import EVALUATED_ROWS, llama, make_trainer, qwen, size
+from tests.scenarios.trainers import StepwiseTrainer
+
+ROWS_IN_A_STEP = 4
+
+
+class GradientRecorder(TrainerCallback):
+    """Record of the gradients of the first optimizer step."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, Any] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            for name, parameter in model.named_parameters():
+                gradient = parameter.grad
+                gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+                self.gradients[name] = gradient.detach().clone().numpy()
+
+
+class LogitsTrainer(Trainer):
+    """A Trainer whose loss is computed from logits of full rows."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        targets = inputs["labels"][:, 1:].flatten()
+        loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets)
+        return (loss, outputs) if return_outputs else loss
+
+
+def make_sharing_trainer(folder: Path, model: Any, layout: dict[str, Any], **changes: Any) -> Trainer:
+    """Return a Trainer whose optimizer steps have the same rows in any number of processes."""
+    config, samples = None, ROWS_IN_A_STEP
+    if size() > 1:
+        config = {name: value for name, value in layout.items() if value != 1}
+        samples //= config.get("dp_shard_size", 1) * config.get("dp_replicate_size", 1)
+        changes |= {"fsdp": True} if "dp_shard_size" in config else {}
+    model.config.use_cache = False
+    trainer = make_trainer(
+        folder, model, parallelism_config=config, per_device_train_batch_size=samples, max_grad_norm=100.0, **changes
+    )
+    trainer.add_callback(GradientRecorder())
+    return trainer
+
+
+def get_results(trainer: Any) -> dict[str, Any]:
+    (recorder,) = (callback for callback in trainer.callback_handler.callbacks if type(callback) is GradientRecorder)
+    return {"curve": curve(trainer), "gradients": recorder.gradients}
+
+
+def train_with(make_model: Callable[[], Any], layout: dict[str, Any], **changes: Any) -> Callable[[Path], Any]:
+    """Return a function that trains and returns losses, gradient norms and the first gradients."""
+
+    def train(folder: Path) -> Any:
+        trainer = make_sharing_trainer(folder, make_model(), layout, **{"max_steps": 2, **changes})
+        trainer.train()
+        return get_results(trainer)
+
+    return train
+
+
+def make_llama(attention: str = "sdpa", **changes: Any) -> Callable[[], Any]:
+    return lambda: llama(attn_implementation=attention, **changes)
+
+
+def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
+    """Return a function that evaluates before, within and after training, predicts, generates, saves and resumes."""
+
+    def run(folder: Path) -> Any:
+        steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+        make_model = make_llama(num_key_value_heads=4)
+        trainer = make_sharing_trainer(folder / "run", make_model(), layout, **steps)
+        first = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        results = {
+            **get_results(trainer),
+            "first": first,
+            "within": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+            "metrics": {name: trainer.evaluate()[name] for name in ("eval_loss", "eval_rows", "eval_sum")},
+            "predictions": trainer.predict(trainer.eval_dataset).predictions,
+            "counts": (
+                trainer.state.num_input_tokens_seen,
+                trainer.state.total_flos,
+                trainer.get_total_train_batch_size(trainer.args),
+            ),
+            "sizes": (trainer.get_sp_size(), trainer.get_cp_size(), trainer.get_tp_size()),
+            "hooks": len(trainer.model._forward_hooks),
+        }
+        if "fsdp" not in layout:
+            prompt = torch.tensor(PROMPT)
+            results["generated"] = trainer.model.generate(prompt, max_new_tokens=4, do_sample=False).tolist()
+        trainer.save_model(str(folder / "saved"))
+        resumed = make_sharing_trainer(folder / "resumed", make_model(), layout)
+        resumed.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-2"))
+        return {**results, "resumed": curve(resumed)}
+
+    return run
+
+
+HEADS, KEYS = {"sp_size": size()}, {"cp_size": size()}
+EXCHANGED_KEYS = {"cp_size": size(), "cp_handler": {"cp_comm_strategy": "alltoall"}}
+IN_TWO: dict[str, Callable[[Path], Any]] = {
+    "all phases": run_all_phases(HEADS),
+    "all phases of contexts": run_all_phases(KEYS),
+    "eager": train_with(make_llama("eager"), HEADS),
+    "qwen": train_with(qwen, HEADS),
+    "contexts of qwen": train_with(qwen, KEYS),
+    "eager contexts": train_with(make_llama("eager"), KEYS),
+    "exchanged contexts": train_with(make_llama(), EXCHANGED_KEYS),
+    "smoothed": train_with(make_llama(), HEADS, label_smoothing_factor=0.1),
+    "checkpointed": train_with(make_llama(), HEADS, gradient_checkpointing=True),
+    "own loss": train_with(make_llama(), HEADS, kind=LogitsTrainer),
+    "own step": train_with(make_llama(), KEYS, kind=StepwiseTrainer),
+    "packed": train_with(make_llama(), HEADS, pack_to_length=24, gradient_accumulation_steps=1),
+}
+IN_FOUR: dict[str, Callable[[Path], Any]] = {
+    "all phases": run_all_phases({"sp_size": 2, "dp_shard_size": 2}),
+    "contexts": train_with(make_llama(), {"cp_size": 2, "dp_shard_size": 2}),
+    "copies of qwen": train_with(qwen, {"sp_size": 2, "dp_replicate_size": 2}),
+    "four heads": train_with(make_llama(num_key_value_heads=4), {"sp_size": 4}),
+    "four parts": train_with(make_llama(), {"cp_size": 4}),
+}
+
+
+def main(folder: Path, checks: dict[str, Callable[[Path], Any]]) -> None:
+    results = {}
+    for name, check in checks.items():
+        check_folder = folder / name.replace(" ", "-")
+        check_folder.mkdir(parents=True, exist_ok=True)
+        results[name] = check(check_folder)
+    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), IN_FOUR if size() == 4 else IN_TWO)
