@@ -1,4 +1,4 @@
-"""Sequence and context parallelism in several processes: `python -m tests.distributed.sequence_parallel_process FOLDER`.
+"""Processes that share rows: `python -m tests.distributed.sequence_parallel_process FOLDER`.
 
 A launcher's variables set rank and size. Each process writes its results to `FOLDER/RANK.pickle`. A single process runs
 the same trainings without sharing rows.
@@ -17,10 +17,12 @@ import torch
 
 from littrainer import Trainer, TrainerCallback
 from tests.distributed.sharded_process import PROMPT, curve
-from tests.distributed.tensor_parallel_process import EVALUATED_ROWS, llama, make_trainer, qwen, size
+from tests.distributed.tensor_parallel_process import llama, make_trainer, qwen, remap, size
+from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.trainers import StepwiseTrainer
 
 ROWS_IN_A_STEP = 4
+EVALUATED_ROWS = 8
 
 
 class GradientRecorder(TrainerCallback):
@@ -57,9 +59,10 @@ def make_sharing_trainer(folder: Path, model: Any, layout: dict[str, Any], **cha
         samples //= config.get("dp_shard_size", 1) * config.get("dp_replicate_size", 1)
         changes |= {"fsdp": True} if "dp_shard_size" in config else {}
     model.config.use_cache = False
-    trainer = make_trainer(
-        folder, model, parallelism_config=config, per_device_train_batch_size=samples, max_grad_norm=100.0, **changes
-    )
+    changes |= {"per_device_train_batch_size": samples, "per_device_eval_batch_size": samples, "max_grad_norm": 100.0}
+    trainer = make_trainer(folder, model, parallelism_config=config, **changes)
+    # An even number, so that data-parallel processes repeat no row.
+    trainer.eval_dataset = Rows(remap(language_rows(EVALUATED_ROWS, seed=1)))
     trainer.add_callback(GradientRecorder())
     return trainer
 
@@ -88,7 +91,9 @@ def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
     """Return a function that evaluates before, within and after training, predicts, generates, saves and resumes."""
 
     def run(folder: Path) -> Any:
-        steps = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+        # Three steps do not read the whole dataset, whose end data-parallel processes fill with repeated rows.
+        steps: dict[str, Any] = {"max_steps": 3}
+        steps |= {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
         make_model = make_llama(num_key_value_heads=4)
         trainer = make_sharing_trainer(folder / "run", make_model(), layout, **steps)
         first = trainer.evaluate()["eval_loss"]
@@ -97,21 +102,18 @@ def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
             **get_results(trainer),
             "first": first,
             "within": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
-            "metrics": {name: trainer.evaluate()[name] for name in ("eval_loss", "eval_rows", "eval_sum")},
+            "metrics": {name: trainer.evaluate()[name] for name in ("eval_loss", "eval_rows")},
             "predictions": trainer.predict(trainer.eval_dataset).predictions,
-            "counts": (
-                trainer.state.num_input_tokens_seen,
-                trainer.state.total_flos,
-                trainer.get_total_train_batch_size(trainer.args),
-            ),
+            "counts": (trainer.state.num_input_tokens_seen, trainer.state.total_flos),
+            "total batch": trainer.get_total_train_batch_size(trainer.args),
             "sizes": (trainer.get_sp_size(), trainer.get_cp_size(), trainer.get_tp_size()),
             "hooks": len(trainer.model._forward_hooks),
+            "sequences": trainer.session.sequences,
         }
-        if "fsdp" not in layout:
-            prompt = torch.tensor(PROMPT)
-            results["generated"] = trainer.model.generate(prompt, max_new_tokens=4, do_sample=False).tolist()
+        prompt = torch.tensor(PROMPT)
+        results["generated"] = trainer.model.generate(prompt, max_new_tokens=4, do_sample=False).tolist()
         trainer.save_model(str(folder / "saved"))
-        resumed = make_sharing_trainer(folder / "resumed", make_model(), layout)
+        resumed = make_sharing_trainer(folder / "resumed", make_model(), layout, max_steps=3)
         resumed.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-2"))
         return {**results, "resumed": curve(resumed)}
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import get_process_layout, get_requested_sizes, get_sequence_settings
-from littrainer.model.facts import base_model, read_model_facts
+from littrainer.model.facts import base_model, is_causal_lm, read_model_facts
 from littrainer.runtime.lazy_isinstance import is_a
 
 # Keyword by which a model passes the shard to its attention functions.
@@ -215,7 +215,7 @@ class SequenceCutter:
         if self._settings.attention is not None:
             self._base.set_attn_implementation(self._settings.attention)
         for reason in (*find_conflicts(args), *find_unsupported(model, self._size, self._settings.gathers_keys)):
-            raise ValueError(f"parallelism_config with {self._name} is not possible: {reason}.")
+            raise self._make_error(reason)
         wrap_attention_of(self._base)
         self._group = get_sequence_group(dist.group.WORLD, self._size)
         self._handles: list[Any] = []
@@ -237,7 +237,7 @@ class SequenceCutter:
         """Compare the loss and the logits of two rows with those that this process computes alone.
 
         Raises:
-            ValueError: they differ.
+            ValueError: they differ, or the model fails.
         """
         model, modes = self._model, {module: module.training for module in self._model.modules()}
         vocabulary = self._base.config.get_text_config().vocab_size
@@ -251,7 +251,12 @@ class SequenceCutter:
         model.eval()
         try:
             with torch.no_grad():
-                shared = model(**batch)
+                try:
+                    shared = model(**batch)
+                except (RuntimeError, TypeError, IndexError) as error:
+                    raise self._make_error(
+                        f"a trial pass of {type(self._base).__name__} failed with {error}"
+                    ) from error
                 self.remove()
                 alone = model(**batch)
         finally:
@@ -265,11 +270,16 @@ class SequenceCutter:
                 values, expected = values[mask == 1], expected[mask == 1]
             difference = float((values - expected).abs().max() / expected.abs().max())
             if not difference <= TOLERANCES[self._is_half]:
-                raise ValueError(
-                    f"parallelism_config with {self._name} is not possible: {type(self._base).__name__} has another "
-                    f"{name} with it, by {difference:.2g} of the largest value, so that more than its attention "
-                    "functions combines positions."
+                raise self._make_error(
+                    f"{type(self._base).__name__} has another {name} with it, by {difference:.2g} of the largest "
+                    "value, so that more than its attention functions combines positions"
                 )
+
+    def _make_error(self, reason: str) -> ValueError:
+        return ValueError(
+            f"parallelism_config with {self._name} is not possible: {reason}. Leave it at 1 for fsdp with activation "
+            "checkpointing instead, or change what is named."
+        )
 
     def _cut(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if kwargs.get("past_key_values") is not None or kwargs.get("logits_to_keep"):
@@ -366,7 +376,8 @@ def find_conflicts(args: Any) -> Iterator[str]:
 def find_unsupported(model: nn.Module, size: int, gathers_keys: bool) -> Iterator[str]:
     base: Any = base_model(model)
     name, facts = type(base).__name__, read_model_facts(model)
-    if not (is_a(base, "model of transformers") and facts.shifts_labels and facts.accepts_loss_kwargs):
+    predicts_next = is_a(base, "model of transformers") and (facts.shifts_labels or is_causal_lm(base))
+    if not (predicts_next and facts.accepts_loss_kwargs):
         yield f"{name} is no language model of transformers that predicts each token from those before it"
         return
     attention, config = get_attention_name(base), base.config.get_text_config()
