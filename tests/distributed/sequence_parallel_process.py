@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import LlamaForCausalLM
 
 from littrainer import Trainer, TrainerCallback
 from tests.distributed.sharded_process import PROMPT, curve
@@ -47,7 +49,7 @@ class LogitsTrainer(Trainer):
     ) -> Any:
         outputs = model(**inputs)
         targets = inputs["labels"][:, 1:].flatten()
-        loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets)
+        loss = nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets)
         return (loss, outputs) if return_outputs else loss
 
 
@@ -120,6 +122,43 @@ def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
     return run
 
 
+class RollingForCausalLM(LlamaForCausalLM):
+    """A model in which positions are combined outside of attention, too."""
+
+    def forward(self, input_ids: torch.Tensor, position_ids: Any = None, **kwargs: Any) -> Any:
+        embeddings = self.model.embed_tokens(input_ids)
+        embeddings = embeddings + nn.functional.pad(embeddings[:, :-1], (0, 0, 1, 0))
+        return super().forward(inputs_embeds=embeddings, position_ids=position_ids, **kwargs)
+
+
+def refuse(folder: Path) -> dict[str, str]:
+    """Return the errors of trainings in which processes cannot share rows."""
+    length = {"sp_seq_length": 5, "sp_seq_length_is_variable": False}
+    trainers: dict[str, Callable[[], Trainer]] = {
+        "length": lambda: make_sharing_trainer(folder, llama(), {**HEADS, "sp_handler": length}),
+        "heads": lambda: make_sharing_trainer(folder, llama(num_key_value_heads=1), HEADS),
+        "flex contexts": lambda: make_sharing_trainer(folder, llama(attn_implementation="flex_attention"), KEYS),
+        "rolling": lambda: make_sharing_trainer(folder, RollingForCausalLM(llama().config), HEADS),
+        "argument": lambda: make_sharing_trainer(folder, llama(), KEYS, neftune_noise_alpha=5.0),
+        "rows": lambda: make_sharing_trainer(folder, llama(), HEADS),
+        "images": lambda: make_sharing_trainer(folder, llama(), HEADS, remove_unused_columns=False),
+    }
+    errors = {}
+    for name, make in trainers.items() if size() > 1 else ():
+        trainer = make()
+        if name == "rows":
+            rank = int(os.environ["RANK"])
+            trainer.train_dataset = Rows([{"input_ids": [5, 6, 7 + rank], "labels": [5, 6, 7]}] * 8)
+        if name == "images":
+            collate = trainer.data_collator
+            trainer.data_collator = lambda rows: {**collate(rows), "pixel_values": torch.ones(len(rows), 3)}  # noqa: B023
+        try:
+            trainer.train()
+        except ValueError as error:
+            errors[name] = str(error)
+    return errors
+
+
 HEADS, KEYS = {"sp_size": size()}, {"cp_size": size()}
 EXCHANGED_KEYS = {"cp_size": size(), "cp_handler": {"cp_comm_strategy": "alltoall"}}
 IN_TWO: dict[str, Callable[[Path], Any]] = {
@@ -155,4 +194,4 @@ def main(folder: Path, checks: dict[str, Callable[[Path], Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), IN_FOUR if size() == 4 else IN_TWO)
+    main(Path(sys.argv[1]), IN_FOUR if size() == 4 else {**IN_TWO, "refused": refuse})

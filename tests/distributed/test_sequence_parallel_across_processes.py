@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,27 @@ def test_processes_that_share_rows_count_once_and_leave_the_model_as_it_was(
         assert result["sequences"] is None
         if processes == 2:
             assert (result["counts"], result["hooks"]) == (single["counts"], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("length", r"rows of \d+ positions, and sp_handler has sp_seq_length=5, which is not variable"),
+        ("heads", "2 does not divide the num_key_value_heads=1 of LlamaForCausalLM.*Use cp_size"),
+        ("flex contexts", "for eager and sdpa attention, and LlamaForCausalLM has flex_attention.*Use sp_size"),
+        (
+            "rolling",
+            "RollingForCausalLM has another loss with it.*more than its attention functions combines positions",
+        ),
+        ("argument", "cp_size=2 is not possible: neftune_noise_alpha"),
+        ("rows", "neighbouring processes share rows, and the first batch differs"),
+        ("images", r"pixel_values has the shape \(4, 3\)\. Leave pixel_values out"),
+    ],
+)
+def test_what_processes_cannot_share_is_refused_before_the_first_step(folder: Path, name: str, message: str) -> None:
+    for rank in range(2):
+        errors = pickle.loads((folder / "2" / f"{rank}.pickle").read_bytes())["refused"]
+        assert re.search(message, errors[name])
 
 
 @pytest.mark.parametrize(("processes", "name"), PHASES)

@@ -24,6 +24,7 @@ from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import get_process_layout, get_requested_sizes, get_sequence_settings
 from littrainer.model.facts import base_model, is_causal_lm, read_model_facts
 from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.strategies.model_wrapping import HALF_TYPES
 
 # Keyword by which a model passes the shard to its attention functions.
 SHARD = "sequence_shard"
@@ -31,7 +32,7 @@ SHARD = "sequence_shard"
 EXCHANGES = "_exchanges_sequences"
 # Values of added positions, 0 for others; labels there are ignored. Earlier positions do not attend to them.
 FILLS = {"labels": -100, "shift_labels": -100, "attention_mask": 1}
-# Outputs for a position and not for a row of logits.
+# Switches of outputs that are not joined.
 OUTPUT_SWITCHES = ("output_attentions", "output_hidden_states", "output_router_logits")
 # Relative tolerances of the check, in single and half precision.
 TOLERANCES = 2e-3, 5e-2
@@ -212,13 +213,14 @@ class SequenceCutter:
         self._base: Any = base_model(model)
         self._is_half = args.bf16 or args.fp16
         self.gathers_logits = gathers_logits
-        if self._settings.attention is not None:
+        if self._settings.attention is not None and is_a(self._base, "model of transformers"):
             self._base.set_attn_implementation(self._settings.attention)
         for reason in (*find_conflicts(args), *find_unsupported(model, self._size, self._settings.gathers_keys)):
             raise self._make_error(reason)
         wrap_attention_of(self._base)
         self._group = get_sequence_group(dist.group.WORLD, self._size)
         self._handles: list[Any] = []
+        self._has_compared_rows = False
 
     def install(self) -> None:
         if not self._handles:
@@ -240,6 +242,7 @@ class SequenceCutter:
             ValueError: they differ, or the model fails.
         """
         model, modes = self._model, {module: module.training for module in self._model.modules()}
+        is_half = self._is_half or any(parameter.dtype in HALF_TYPES for parameter in model.parameters())
         vocabulary = self._base.config.get_text_config().vocab_size
         ids = torch.randint(vocabulary, (2, 4 * self._size - 1), generator=torch.Generator().manual_seed(0))
         ids = ids.to(next(model.parameters()).device)
@@ -262,6 +265,7 @@ class SequenceCutter:
         finally:
             self.install()
             self.gathers_logits, self._settings = before
+            self._has_compared_rows = False
             for module, mode in modes.items():
                 module.training = mode
         for name in ("loss", "logits"):
@@ -269,7 +273,7 @@ class SequenceCutter:
             if name == "logits":
                 values, expected = values[mask == 1], expected[mask == 1]
             difference = float((values - expected).abs().max() / expected.abs().max())
-            if not difference <= TOLERANCES[self._is_half]:
+            if not difference <= TOLERANCES[is_half]:
                 raise self._make_error(
                     f"{type(self._base).__name__} has another {name} with it, by {difference:.2g} of the largest "
                     "value, so that more than its attention functions combines positions"
@@ -277,8 +281,8 @@ class SequenceCutter:
 
     def _make_error(self, reason: str) -> ValueError:
         return ValueError(
-            f"parallelism_config with {self._name} is not possible: {reason}. Leave it at 1 for fsdp with activation "
-            "checkpointing instead, or change what is named."
+            f"parallelism_config with {self._name} is not possible: {reason}. Or leave it at 1, and use fsdp with "
+            "activation checkpointing."
         )
 
     def _cut(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -304,6 +308,8 @@ class SequenceCutter:
                     f"{self._name} cuts a batch along its {length} positions, and {name} has the shape "
                     f"{tuple(value.shape)}. Leave {name} out of the batch."
                 )
+        if not self._has_compared_rows:
+            self._compare_rows(batch)
         if "labels" in batch and "shift_labels" not in batch:
             batch["shift_labels"] = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=FILLS["labels"])
         local = -(-length // self._size)
@@ -323,6 +329,18 @@ class SequenceCutter:
         if "labels" in batch and kwargs.get("num_items_in_batch") is None:
             further["num_items_in_batch"] = (batch["shift_labels"] != FILLS["labels"]).sum()
         return args, {**kwargs, **cut, **further}
+
+    def _compare_rows(self, batch: Mapping[str, torch.Tensor]) -> None:
+        sums = {name: (tuple(value.shape), float(value.double().sum())) for name, value in batch.items()}
+        others: list[Any] = [None] * self._size
+        dist.all_gather_object(others, sums, group=self._group)
+        if any(other != sums for other in others):
+            raise ValueError(
+                f"With {self._name} neighbouring processes share rows, and the first batch differs between them: "
+                f"{'; '.join(map(str, others))} (shapes and sums). Seed what makes the dataset and draws in its "
+                "collator."
+            )
+        self._has_compared_rows = True
 
     def _join(self, module: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
         shard = kwargs.get(SHARD)
