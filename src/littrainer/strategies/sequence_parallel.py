@@ -275,7 +275,7 @@ class SequenceCutter:
             difference = float((values - expected).abs().max() / expected.abs().max())
             if not difference <= TOLERANCES[is_half]:
                 raise self._make_error(
-                    f"{type(self._base).__name__} has another {name} with it, by {difference:.2g} of the largest "
+                    f"the {name} of {type(self._base).__name__} would be another, by {difference:.2g} of the largest "
                     "value, so that more than its attention functions combines positions"
                 )
 
