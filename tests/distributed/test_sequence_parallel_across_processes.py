@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.distributed import sequence_parallel_process
 from tests.distributed.process_launch import run_in_processes
@@ -123,10 +122,3 @@ def test_trainings_resume_in_any_number_of_processes(
     alone = make_sharing_trainer(tmp_path, llama(num_key_value_heads=4), {}, max_steps=3)
     alone.train(resume_from_checkpoint=str(folder / f"{processes}" / name.replace(" ", "-") / "run" / "checkpoint-2"))
     np.testing.assert_allclose(curve(alone), single["curve"], rtol=0, atol=TOLERANCE)
-    saved, expected = (
-        torch.load(folder / part / name.replace(" ", "-") / "run" / "checkpoint-2" / "optimizer.pt", weights_only=True)
-        for part in (f"{processes}", f"single-{processes}")
-    )
-    for parameter, entries in expected["state"].items():
-        for key, value in entries.items():
-            torch.testing.assert_close(saved["state"][parameter][key], value, rtol=0, atol=TOLERANCE)
