@@ -20,6 +20,7 @@ from transformers import LlamaForCausalLM
 from littrainer import Trainer, TrainerCallback
 from tests.distributed.sharded_process import PROMPT, curve
 from tests.distributed.tensor_parallel_process import llama, make_trainer, qwen, remap, size
+from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.trainers import StepwiseTrainer
 
@@ -74,11 +75,14 @@ def get_results(trainer: Any) -> dict[str, Any]:
     return {"curve": curve(trainer), "gradients": recorder.gradients}
 
 
-def train_with(make_model: Callable[[], Any], layout: dict[str, Any], **changes: Any) -> Callable[[Path], Any]:
+def train_with(
+    make_model: Callable[[], Any], layout: dict[str, Any], collate: Any = None, **changes: Any
+) -> Callable[[Path], Any]:
     """Return a function that trains and returns losses, gradient norms and the first gradients."""
 
     def train(folder: Path) -> Any:
         trainer = make_sharing_trainer(folder, make_model(), layout, **{"max_steps": 2, **changes})
+        trainer.data_collator = collate or trainer.data_collator
         trainer.train()
         return get_results(trainer)
 
@@ -87,6 +91,19 @@ def train_with(make_model: Callable[[], Any], layout: dict[str, Any], **changes:
 
 def make_llama(attention: str = "sdpa", **changes: Any) -> Callable[[], Any]:
     return lambda: llama(attn_implementation=attention, **changes)
+
+
+def pad_left(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return {name: values.flip(1) for name, values in pad_tokens(reverse(rows)).items()}
+
+
+def reverse(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: values[::-1] for name, values in row.items()} for row in rows]
+
+
+def shorten(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return a batch whose rows have fewer positions than there are processes."""
+    return {name: values[:, -3:] for name, values in pad_left(rows).items()}
 
 
 def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
@@ -173,6 +190,7 @@ IN_TWO: dict[str, Callable[[Path], Any]] = {
     "checkpointed": train_with(make_llama(), HEADS, gradient_checkpointing=True),
     "own loss": train_with(make_llama(), HEADS, kind=LogitsTrainer),
     "own step": train_with(make_llama(), KEYS, kind=StepwiseTrainer),
+    "padded on the left": train_with(make_llama("eager"), KEYS, pad_left),
     "packed": train_with(make_llama(), HEADS, pack_to_length=24, gradient_accumulation_steps=1),
 }
 IN_FOUR: dict[str, Callable[[Path], Any]] = {
@@ -181,6 +199,7 @@ IN_FOUR: dict[str, Callable[[Path], Any]] = {
     "copies of qwen": train_with(qwen, {"sp_size": 2, "dp_replicate_size": 2}),
     "four heads": train_with(make_llama(num_key_value_heads=4), {"sp_size": 4}),
     "four parts": train_with(make_llama(), {"cp_size": 4}),
+    "short rows": train_with(make_llama(num_key_value_heads=4), {"sp_size": 4}, shorten),
 }
 
 

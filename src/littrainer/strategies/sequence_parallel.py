@@ -56,6 +56,25 @@ class _AllToAll(torch.autograd.Function):
         return _AllToAll.apply(gradients[0].contiguous(), ctx.group), None
 
 
+class _AllGather(torch.autograd.Function):
+    """Tensors of all processes in a new dimension 0; each process receives the sum of its tensor's gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        gathered = piece.new_empty((group.size(), *piece.shape))
+        # Newer releases of torch warn of the earlier name.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(gathered.flatten(0, 1), piece.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        received = torch.empty_like(gradients[0], memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, gradients[0].contiguous(), group=ctx.group)
+        return received.sum(dim=0), None
+
+
 class _SumLosses(torch.autograd.Function):
     """Sum of the processes' losses. Each process differentiates the sum, so the gradient counts once for each."""
 
@@ -72,9 +91,7 @@ class _SumLosses(torch.autograd.Function):
 
 
 def gather_positions(piece: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
-    """Concatenate the pieces of all processes, whose gradients are summed."""
-    copies = piece.expand(group.size(), *piece.shape).contiguous()
-    return _AllToAll.apply(copies, group).movedim(0, dim).flatten(dim, dim + 1)
+    return _AllGather.apply(piece, group).movedim(0, dim).flatten(dim, dim + 1)
 
 
 def exchange_dimensions(tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -152,7 +169,8 @@ def wrap_attention_of(model: nn.Module) -> None:
         registry = get_attention_registry()
         registry.register(name, wrap_attention(registry[name]))
         return
-    for namespace in {sys.modules[type(module).__module__] for module in model.modules()}:
+    namespaces: set[Any] = {sys.modules[type(module).__module__] for module in model.modules()}
+    for namespace in namespaces:
         if hasattr(namespace, "eager_attention_forward"):
             namespace.eager_attention_forward = wrap_attention(namespace.eager_attention_forward)
 
@@ -211,7 +229,7 @@ class SequenceCutter:
         self._settings = get_sequence_settings(args)
         self._model = model
         self._base: Any = base_model(model)
-        self._is_half = args.bf16 or args.fp16
+        self._device, self._is_half = args.device, args.bf16 or args.fp16
         self.gathers_logits = gathers_logits
         if self._settings.attention is not None and is_a(self._base, "model of transformers"):
             self._base.set_attn_implementation(self._settings.attention)
@@ -245,7 +263,7 @@ class SequenceCutter:
         is_half = self._is_half or any(parameter.dtype in HALF_TYPES for parameter in model.parameters())
         vocabulary = self._base.config.get_text_config().vocab_size
         ids = torch.randint(vocabulary, (2, 4 * self._size - 1), generator=torch.Generator().manual_seed(0))
-        ids = ids.to(next(model.parameters()).device)
+        ids = ids.to(self._device)
         mask = torch.ones_like(ids)
         mask[1, -2:] = 0
         batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, FILLS["labels"])}
