@@ -507,11 +507,12 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             shifts_labels=self._loss_shifts_labels,
             move_input=self._prepare_input,
         )
+        reads_logits = not prediction_loss_only or bool(self._find_overrides("compute_loss", "prediction_step"))
         with (
             run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
-            cut_sequences(self.session, self.args, self.model, evaluation.has_custom_step or not prediction_loss_only),
+            cut_sequences(self.session, self.args, self.model, reads_logits),
         ):
             run_lightning.shard_for_evaluation(self)
             model = self._prepare_model_for_evaluation()

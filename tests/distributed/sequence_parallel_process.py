@@ -72,7 +72,8 @@ def make_sharing_trainer(folder: Path, model: Any, layout: dict[str, Any], **cha
 
 def get_results(trainer: Any) -> dict[str, Any]:
     (recorder,) = (callback for callback in trainer.callback_handler.callbacks if type(callback) is GradientRecorder)
-    return {"curve": curve(trainer), "gradients": recorder.gradients}
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return {"curve": curve(trainer), "gradients": recorder.gradients, "evaluated": losses}
 
 
 def train_with(
@@ -112,7 +113,7 @@ def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
     def run(folder: Path) -> Any:
         # Three steps do not read the whole dataset, whose end data-parallel processes fill with repeated rows.
         steps: dict[str, Any] = {"max_steps": 3}
-        steps |= {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+        steps |= {"save_strategy": "steps", "save_steps": 2, **EVALUATED}
         make_model = make_llama(num_key_value_heads=4)
         trainer = make_sharing_trainer(folder / "run", make_model(), layout, **steps)
         first = trainer.evaluate()["eval_loss"]
@@ -120,7 +121,6 @@ def run_all_phases(layout: dict[str, Any]) -> Callable[[Path], Any]:
         results = {
             **get_results(trainer),
             "first": first,
-            "within": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
             "metrics": {name: trainer.evaluate()[name] for name in ("eval_loss", "eval_rows")},
             "predictions": trainer.predict(trainer.eval_dataset).predictions,
             "counts": (trainer.state.num_input_tokens_seen, trainer.state.total_flos),
@@ -176,6 +176,7 @@ def refuse(folder: Path) -> dict[str, str]:
     return errors
 
 
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 2}
 HEADS, KEYS = {"sp_size": size()}, {"cp_size": size()}
 EXCHANGED_KEYS = {"cp_size": size(), "cp_handler": {"cp_comm_strategy": "alltoall"}}
 IN_TWO: dict[str, Callable[[Path], Any]] = {
@@ -188,7 +189,7 @@ IN_TWO: dict[str, Callable[[Path], Any]] = {
     "exchanged contexts": train_with(make_llama(), EXCHANGED_KEYS),
     "smoothed": train_with(make_llama(), HEADS, label_smoothing_factor=0.1),
     "checkpointed": train_with(make_llama(), HEADS, gradient_checkpointing=True),
-    "own loss": train_with(make_llama(), HEADS, kind=LogitsTrainer),
+    "own loss": train_with(make_llama(), HEADS, kind=LogitsTrainer, prediction_loss_only=True, **EVALUATED),
     "own step": train_with(make_llama(), KEYS, kind=StepwiseTrainer),
     "padded on the left": train_with(make_llama("eager"), KEYS, pad_left),
     "packed": train_with(make_llama(), HEADS, pack_to_length=24, gradient_accumulation_steps=1),
