@@ -275,9 +275,8 @@ class SequenceCutter:
                 try:
                     shared = model(**batch)
                 except (RuntimeError, TypeError, IndexError) as error:
-                    raise self._make_error(
-                        f"a trial pass of {type(self._base).__name__} failed with {error}"
-                    ) from error
+                    failure = f"{type(error).__name__}: {str(error).rstrip('.')}"
+                    raise self._make_error(f"{type(self._base).__name__} fails with {failure}") from error
                 self.remove()
                 alone = model(**batch)
         finally:
