@@ -100,7 +100,7 @@ def test_processes_that_share_rows_count_once_and_leave_the_model_as_it_was(
         ("flex contexts", "for eager and sdpa attention, and LlamaForCausalLM has flex_attention.*Use sp_size"),
         (
             "rolling",
-            "of RollingForCausalLM would be another.*more than its attention functions combines",
+            "of RollingForCausalLM would differ.*more than its attention functions combines",
         ),
         ("argument", "cp_size=2 is not possible: neftune_noise_alpha"),
         ("rows", "neighbouring processes share rows, and the first batch differs"),

@@ -292,7 +292,7 @@ class SequenceCutter:
             difference = float((values - expected).abs().max() / expected.abs().max())
             if not difference <= TOLERANCES[is_half]:
                 raise self._make_error(
-                    f"the {name} of {type(self._base).__name__} would be another, by {difference:.2g} of the largest "
+                    f"the {name} of {type(self._base).__name__} would differ by {difference:.2g} of the largest "
                     "value, so that more than its attention functions combines positions"
                 )
 
