@@ -71,6 +71,11 @@ def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: P
         ("raise SystemExit(7)\n", 7, ""),
         ("import os\nos._exit(0)\n", 2, "littrainer check: other.py called os._exit(0), so nothing is known"),
         ("raise OSError('no data')\n", 1, "OSError: no data"),
+        (
+            "import lightning\nlightning.Trainer(accelerator='cpu', logger=False).fit(lightning.LightningModule())\n",
+            2,
+            "littrainer check: other.py trains with lightning.Trainer, whose fit was not run",
+        ),
     ],
 )
 def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(

@@ -250,7 +250,7 @@ class TrainerDataModule(pl.LightningDataModule):
         label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
         accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name, description)
+            source, dataset = dataset, drop_extra_columns(dataset, accepted, model, description)
             warn_about_dropped_lengths(args, source, dataset)
             names: Any = [name for name in source.column_names if name not in accepted]
         else:

@@ -14,6 +14,7 @@ from torch import nn
 from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.weights import COMPILED_PART, match_to_model, materialize_expanded_tensors
@@ -44,6 +45,7 @@ from littrainer.lightning.preparation import (
     count_training_steps,
     get_model_inputs,
     make_schedule,
+    note_unstacked_inputs,
     set_training_mode,
     shard_model,
 )
@@ -61,6 +63,8 @@ from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and
 from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import is_metric_driven
 from littrainer.optim.stepping import clip_gradient_norm, has_fused_backward, step_with_closure
+from littrainer.runtime.notes import add_note
+from littrainer.runtime.tracebacks import shorten_tracebacks
 
 
 class TransformersModule(DeferredClosureModule):
@@ -322,6 +326,18 @@ class TransformersModule(DeferredClosureModule):
         """Undo the preparations for a training."""
         self._preparations.close()
 
+    def handle_error(self, error: BaseException) -> None:
+        """Undo the preparations, explain a folder without its plugin, and remove Lightning's calls from tracebacks."""
+        self.undo_preparations()
+        folder = Path(str(getattr(error, "filename", "")))
+        if isinstance(error, IsADirectoryError) and (folder / TRAINER_STATE_NAME).is_file():
+            add_note(
+                error,
+                f"{folder} is a checkpoint of a Trainer: pass plugins=[TransformersCheckpointIO(module)] to "
+                f"lightning.Trainer, or convert it with littrainer.checkpoint_to_lightning({str(folder)!r}, 'x.ckpt').",
+            )
+        shorten_tracebacks(error, error.__traceback__)
+
     def on_train_start(self) -> None:
         """Put optimizers into training mode in Lightning's trials."""
         if not has_run_hooks(self.trainer):
@@ -383,7 +399,11 @@ class TransformersModule(DeferredClosureModule):
         return value
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
-        value, outputs = self.compute_loss(dict(inputs), number)
+        try:
+            value, outputs = self.compute_loss(dict(inputs), number)
+        except (AttributeError, TypeError) as error:
+            note_unstacked_inputs(error, inputs)
+            raise
         return losses.scale_for_gradient_mean(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
@@ -625,7 +645,8 @@ class RunHooks(pl.Callback):
 
     setup = _module_hook(lambda module, trainer, stage: module.check_run(trainer, stage))
     on_fit_start = _module_hook(lambda module, trainer: module.prepare_training())
-    on_fit_end = on_exception = _module_hook(lambda module, trainer, *error: module.undo_preparations())
+    on_fit_end = _module_hook(lambda module, trainer: module.undo_preparations())
+    on_exception = _module_hook(lambda module, trainer, error: module.handle_error(error))
     on_train_start = _module_hook(lambda module, trainer: module.set_optimizer_modes("train"))
     # Schedule-free optimizers then leave the averaged weights.
     on_train_end = _module_hook(lambda module, trainer: module.set_optimizer_modes("eval"))
