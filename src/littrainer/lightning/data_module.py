@@ -35,6 +35,7 @@ from littrainer.lightning.batches import (
     TrainingBatches,
     parse_positions,
 )
+from littrainer.lightning.ignored_arguments import ArgumentsSource
 from littrainer.lightning_adapter.lightning_internals import RecordingBatchSampler
 from littrainer.loop.checks import check_is_dataset, check_not_empty
 from littrainer.loop.plan import describe_empty_loader
@@ -84,7 +85,7 @@ class TrainerDataModule(pl.LightningDataModule):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         test_dataset: Any = None,
-        args: dict[str, Any] | TrainingArguments | None = None,
+        args: ArgumentsSource = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         processing_class: Any = None,
         model: Any = None,

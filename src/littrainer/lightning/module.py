@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
@@ -31,7 +30,7 @@ from littrainer.evaluation.prediction import (
 from littrainer.evaluation.streaming import make_streaming_metrics
 from littrainer.lightning.arguments import resolve_arguments
 from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, add_prefix, is_monitored
-from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
+from littrainer.lightning.ignored_arguments import ArgumentsSource, warn_of_ignored_arguments
 from littrainer.lightning.model_source import (
     call_model_factory,
     checkpoint_metadata,
@@ -74,7 +73,7 @@ class TransformersModule(DeferredClosureModule):
         model: the module to train, whose forward returns the loss under `"loss"` or as first element of a tuple; a name
             or folder for `from_pretrained`; or a function that makes the model, called in `configure_model`.
         args: training arguments, or a dict of them. A warning lists arguments that the lightning.Trainer decides
-            instead.
+            instead. On LightningCLI's command line `--model.args.help` lists them.
         model_class: the class of a model that is loaded by name, such as "AutoModelForSequenceClassification".
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated with
             each batch.
@@ -94,9 +93,10 @@ class TransformersModule(DeferredClosureModule):
 
     def __init__(
         self,
-        # LightningCLI takes the first type that fits, so `str`, for names of functions, is late.
-        model: nn.Module | Callable[..., Any] | str | Mapping[str, Any] | None = None,
-        args: dict[str, Any] | TrainingArguments | None = None,
+        # LightningCLI takes the first type that fits, so `str`, for names of functions, is late. A module is callable;
+        # for its class LightningCLI would list all subclasses.
+        model: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+        args: ArgumentsSource = None,
         *,
         model_class: Any = None,
         compute_metrics: Callable[..., Any] | Mapping[str, Any] | None = None,
