@@ -87,6 +87,15 @@ def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(
     assert complaint in done.stderr
 
 
+def test_an_output_dir_that_cannot_be_made_would_fail(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    (tmp_path / "train.py").write_text(SCRIPT.replace('"push_to_hub": True, ', ""))
+    done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "would fail output_dir: NotADirectoryError" in done.stdout and "when: when a Trainer is made" in done.stdout
+    assert "1 of " in done.stdout.splitlines()[-1]
+
+
 ENDS = f"""
 import multiprocessing, os, sys
 sys.path.insert(0, {str(SCRIPTS)!r})
