@@ -485,7 +485,7 @@ class TrainingCheck:
         report.forecast["forecast"] = (
             f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take "
             f"{format_seconds(report.forecast_seconds)}{', since max_minutes ends them early' * (seconds > limit)}; "
-            f"begun now, training ends {end:%Y-%m-%d %H:%M}"
+            f"started now, it finishes at {end:%Y-%m-%d %H:%M}"
         )
 
     def _estimate_evaluation_seconds(self, steps: TrialSteps) -> float | None:
