@@ -174,13 +174,14 @@ def explain_trainer(
     rows.append(("max_epochs=...", "num_train_epochs or max_steps, and the length of the data"))
     mode = "manual" if trainer.overrides_training_step() else "automatic"
     trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
-    rate = f"learning_rate={trainer.args.learning_rate!r}"
+    values = trainer.args.to_dict()
+    optimizer = f"{values['optim']}, learning_rate={values['learning_rate']!r}"
     parts = [
         *([("length", _describe_length(trainer))] if has_data else []),
         *_list_lightning_parts(lightning),
         ("optimization", f"{mode}; {_describe_window(trainer.args.gradient_accumulation_steps)}"),
-        ("optimizer", f"{trainer.args.optim}, {rate}" if trainer.optimizer is None else _name([trainer.optimizer])),
-        ("schedule", _name([trainer.lr_scheduler]) if trainer.lr_scheduler else str(trainer.args.lr_scheduler_type)),
+        ("optimizer", optimizer if trainer.optimizer is None else _name([trainer.optimizer])),
+        ("schedule", values["lr_scheduler_type"] if trainer.lr_scheduler is None else _name([trainer.lr_scheduler])),
         ("Trainer callbacks", _name(trainer.callback_handler.callbacks)),
         ("Lightning callbacks", _name(trainer.lightning_callbacks)),
         ("Lightning loggers", _name(logger for logger in lightning.loggers if not isinstance(logger, SharedLogger))),
