@@ -93,8 +93,7 @@ def test_training_arguments_are_listed_with_their_types(
 ) -> None:
     with pytest.raises(SystemExit):
         cli(tmp_path, "fit", "--help", module=module)
-    page = capsys.readouterr().out
-    assert "--model.args.help" in page and "known subclasses" not in page.partition("--data")[0]
+    assert "--model.args.help" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli(tmp_path, "fit", "--model.args.help", module=module)
     page = " ".join(capsys.readouterr().out.split())

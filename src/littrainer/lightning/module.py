@@ -93,9 +93,8 @@ class TransformersModule(DeferredClosureModule):
 
     def __init__(
         self,
-        # LightningCLI takes the first type that fits, so `str`, for names of functions, is late. A module is callable;
-        # for its class LightningCLI would list all subclasses.
-        model: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+        # LightningCLI takes the first type that fits, so `str`, for names of functions, is late.
+        model: nn.Module | Callable[..., Any] | str | Mapping[str, Any] | None = None,
         args: ArgumentsSource = None,
         *,
         model_class: Any = None,
