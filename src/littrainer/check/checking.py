@@ -170,7 +170,11 @@ class TrainingCheck:
         with raise_on_all_ranks("making a temporary folder"):
             # On output_dir's disk, which all processes share, but not in an uploaded folder.
             output = Path(self.args.output_dir).absolute()
-            folders = (path for path in (*output.parents[:1], output, *output.parents) if os.access(path, os.W_OK))
+            folders = (
+                path
+                for path in (*output.parents[:1], output, *output.parents)
+                if path.is_dir() and os.access(path, os.W_OK)
+            )
             # The system's temporary folder, if no parent of output_dir can be written.
             parent = next((path for path in folders if get_remote_url(path / "trial") is None), None)
             is_first = self.args.process_index == 0

@@ -6,7 +6,7 @@ import copy
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ def run_trial(
             if on_last_evaluation is not None:
                 on_last_evaluation(metrics)
         if search.keeps_best_trial:
-            trainer.save_model(os.path.join(trainer._get_output_dir(trial), MODEL_FOLDER))
+            trainer.save_model(os.path.join(get_trial_folder(search, trainer.args.output_dir, trial), MODEL_FOLDER))
         return search.objective
     finally:
         for callback, state in states.items():
@@ -152,15 +152,15 @@ def set_up_trial(trainer: TrainerContext, trial: Any) -> None:
     if trainer.is_world_process_zero() and has_log_display(trainer.callback_handler.callbacks):
         shown = ", ".join(f"{name}={format_value(value)}" for name, value in parameters.items())
         print(f"Trial {get_trial_id(search.backend, trial)}: {shown}", flush=True)
-    changed = set_parameters(trainer.args, parameters, refuses_unknown=not _may_read_trial(trainer))
+    readers = [trainer, *trainer.callback_handler.callbacks]
+    is_read = _has_script_classes(readers) or bool(inspect.signature(trainer.model_init).parameters)  # type: ignore[arg-type]
+    changed = set_parameters(trainer.args, parameters, refuses_unknown=not is_read)
     trainer.apply_changed_arguments(changed)
 
 
-def _may_read_trial(trainer: TrainerContext) -> bool:
-    """Return whether code of the script may read a parameter that is no argument: model_init, Trainer or callbacks."""
-    readers = [trainer, *trainer.callback_handler.callbacks]
-    has_own_classes = any(type(reader).__module__.partition(".")[0] not in LIBRARIES for reader in readers)
-    return has_own_classes or bool(inspect.signature(trainer.model_init).parameters)
+def _has_script_classes(readers: Sequence[Any]) -> bool:
+    """Return whether a Trainer or callback of the script may read a parameter that is no argument."""
+    return any(type(reader).__module__.partition(".")[0] not in LIBRARIES for reader in readers)
 
 
 # ---- The reports of a trial ------------------------------------------------------------------------------------------
