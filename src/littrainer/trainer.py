@@ -139,10 +139,9 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self._update_model_facts()
         with ShortTraceback():
             self._validate_args()
-
-        # An override of add_callback receives only the progress callback, and later callbacks.
-        add_callback = partial(Trainer.add_callback, self)
-        self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
+            # An override of add_callback receives only the progress callback, and later callbacks.
+            add_callback = partial(Trainer.add_callback, self)
+            self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
         if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()

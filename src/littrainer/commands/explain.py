@@ -171,13 +171,14 @@ def explain_trainer(
     lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
     keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
     rows = [(f"{name}={value!r}", reason(name)) for name, value in keywords.items()]
-    rows.append(("max_epochs=...", "num_train_epochs or max_steps, and the length of the data"))
+    epochs, length = _describe_length(trainer) if has_data else ("...", "")
+    rows.append((f"max_epochs={epochs}", "num_train_epochs or max_steps, and the length of the data"))
     mode = "manual" if trainer.overrides_training_step() else "automatic"
     trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
     values = trainer.args.to_dict()
     optimizer = f"{values['optim']}, learning_rate={values['learning_rate']!r}"
     parts = [
-        *([("length", _describe_length(trainer))] if has_data else []),
+        *([("length", length)] if has_data else []),
         *_list_lightning_parts(lightning),
         ("optimization", f"{mode}; {_describe_window(trainer.args.gradient_accumulation_steps)}"),
         ("optimizer", optimizer if trainer.optimizer is None else _name([trainer.optimizer])),
@@ -202,20 +203,24 @@ def explain_trainer(
     )
 
 
-def _describe_length(trainer: Trainer) -> str:
+def _describe_length(trainer: Trainer) -> tuple[str, str]:
+    """Return the number of epochs that lightning.Trainer gets, and the length of the training in words."""
     from littrainer.loop.plan import TrainingPlan
 
     try:
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader()))
     except ValueError as error:
-        return f"unknown: {error}"
-    epochs = "" if plan.is_endless else f", {plan.num_train_epochs} epochs of {plan.num_examples:,} samples"
-    return f"{plan.max_steps:,} optimizer steps of {plan.total_train_batch_size} samples{epochs}"
+        return "...", f"unknown: {error}"
+    steps = f"{plan.max_steps:,} optimizer steps of {plan.total_train_batch_size} samples"
+    if plan.is_endless:
+        return "-1", steps
+    return str(plan.num_train_epochs), f"{steps}, {plan.num_train_epochs} epochs of {plan.num_examples:,} samples"
 
 
 def explain_lightning_trainer(trainer: Any, module: Any) -> str:
     """Describe a `lightning.Trainer` before its `fit`, and the arguments of a TransformersModule."""
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.lightning import arguments
     from littrainer.lightning.ignored_arguments import LIGHTNING_EQUIVALENTS
 
     clipping = trainer.gradient_clip_val
@@ -239,7 +244,7 @@ def explain_lightning_trainer(trainer: Any, module: Any) -> str:
         ignored = {name: f"lightning.Trainer decides: {code}" for name, code in LIGHTNING_EQUIVALENTS.items()}
         sections["arguments of the module that differ from their defaults"] = [
             (f"{name}={value!r}", ignored.get(name) or _get_purpose(name))
-            for name, value in get_changed_arguments(args).items()
+            for name, value in arguments.get_changed_arguments(args).items()
         ]
     return _format_sections(sections)
 

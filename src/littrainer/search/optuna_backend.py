@@ -20,6 +20,7 @@ from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.distributed.failures import is_running
 from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.tracebacks import shorten_tracebacks
 from littrainer.runtime.weak_attributes import load_in_thread
 from littrainer.search.distributed_search import reject_multiple_processes, search_with_all
 from littrainer.search.parameters import SearchMistake
@@ -237,6 +238,8 @@ class OptunaSearch:
             if is_a(error, "pruned trial"):
                 raise
             trial.set_user_attr(ERROR, format_error(error))
+            # Optuna prints the traceback.
+            shorten_tracebacks(error, error.__traceback__)
             if not is_trial_failure(error, self.catch):
                 self.error = self.error or error
                 self.study.stop()
