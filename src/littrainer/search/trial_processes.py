@@ -211,7 +211,7 @@ class LabelledLines(io.TextIOBase):
         return getattr(self._stream, name)
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]
         return str(self._stream.encoding)
 
     def fileno(self) -> int:
