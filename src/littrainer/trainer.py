@@ -82,6 +82,15 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
     Raises:
         ValueError, TypeError, NotImplementedError: a parameter or an argument is invalid, or not supported here.
         RuntimeError: no model, or optimizers in addition to `model_init` or `optimizer_cls_and_kwargs`.
+
+    Examples:
+        >>> from littrainer import Trainer, TrainingArguments
+        >>> args = TrainingArguments("runs/first", max_steps=2, eval_strategy="steps", eval_steps=1)
+        >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+        >>> trainer.train().global_step
+        {'eval_loss': ...}
+        2
+        >>> trainer.save_model("runs/first/model")
     """
 
     @accept_earlier_keywords(tokenizer="processing_class")
@@ -501,7 +510,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_custom_step=bool(self._find_overrides("prediction_step")),
+            overrides_prediction_step=bool(self._find_overrides("prediction_step")),
             shifts_labels=self._loss_shifts_labels,
             move_input=self._prepare_input,
         )
