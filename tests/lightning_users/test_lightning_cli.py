@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from littrainer import TrainerDataModule, TransformersModule
+from littrainer import TrainerDataModule, TrainingArguments, TransformersModule
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.metrics import accuracy
@@ -97,7 +97,8 @@ def test_training_arguments_are_listed_with_their_types(
     with pytest.raises(SystemExit):
         cli(tmp_path, "fit", "--model.args.help", module=module)
     page = " ".join(capsys.readouterr().out.split())
-    assert "--model.args.learning_rate LEARNING_RATE Peak learning rate, after the warmup. (type: float)" in page
+    about = TrainingArguments.__dataclass_fields__["learning_rate"].metadata["help"]
+    assert f"--model.args.learning_rate LEARNING_RATE {about} (type: float)" in page
     assert "--model.args.max_steps" not in page
 
 

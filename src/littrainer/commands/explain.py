@@ -209,7 +209,8 @@ def _describe_length(trainer: Trainer) -> tuple[str, str]:
 
     try:
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader()))
-    except ValueError as error:
+    except Exception as error:
+        # Such as a script without training data; the rest is explained.
         return "...", f"unknown: {error}"
     steps = f"{plan.max_steps:,} optimizer steps of {plan.total_train_batch_size} samples"
     if plan.is_endless:
