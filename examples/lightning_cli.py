@@ -1,4 +1,4 @@
-"""The docstring classifier on Lightning's command line: every argument of model, data and trainer as an option.
+"""The docstring classifier on Lightning's command line: arguments of model, data and trainer as options.
 
     python examples/lightning_cli.py fit
     python examples/lightning_cli.py fit --model.args.learning_rate=1e-3 --data.labels=8 --trainer.max_epochs=4

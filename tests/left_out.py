@@ -54,6 +54,8 @@ FOR_THEIR_TIME = (
     "commands/test_check.py::test_a_training_of_two_processes_is_checked_in_two",
     "commands/test_check.py::test_a_child_process_does_not_train",
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
+    "commands/test_explain.py::test_a_lightning_program_is_stopped_at_its_fit_and_its_settings_are_shown",
+    "commands/test_check.py::test_an_output_dir_that_cannot_be_made_would_fail",
     *(f"commands/test_verify.py::test_a_script_{name}" for name in IN_PROCESSES),
     "commands/test_check.py::test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing",
     "data/test_packing.py::test_flex_attention_separates_documents",

@@ -35,7 +35,13 @@ from littrainer.checkpoint.weights import log_key_mismatch
 from littrainer.checkpoint.writer import write_tokenizer_and_args
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
+from littrainer.data.columns import (
+    DroppedColumns,
+    advise_on_model_kind,
+    drop_extra_columns,
+    find_accepted_columns,
+    make_unnamed_batch_error,
+)
 from littrainer.data.limits import count_development_batches, is_overfit_run
 from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.packing import pack_documents
@@ -245,7 +251,7 @@ class TrainerHooks(TrainerAttributesBase):
             return dataset
         accepted = self._get_signature_columns()
         model_name = type(self.model).__name__
-        trimmed = drop_extra_columns(dataset, accepted, model_name, description)
+        trimmed = drop_extra_columns(dataset, accepted, self.model, description)
         names = [name for name in dataset.column_names if name not in accepted]
         self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
         warn_about_dropped_lengths(self.args, dataset, trimmed)
@@ -420,10 +426,11 @@ class TrainerHooks(TrainerAttributesBase):
         if len(inputs) == 0:
             removed = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
             names = f" ({', '.join(removed)})" if removed else ""
+            advice = "Rename them, or set remove_unused_columns=False"
             raise ValueError(
                 f"A batch without any input: none of the data's columns{names} is one that {type(self.model).__name__}"
-                f".forward takes ({', '.join(self._get_signature_columns())}). Rename them, or set "
-                "remove_unused_columns=False."
+                f".forward takes ({', '.join(self._get_signature_columns())}). "
+                f"{advise_on_model_kind(self.model) or advice}."
             )
         return inputs
 

@@ -149,10 +149,9 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self._update_model_facts()
         with ShortTraceback():
             self._validate_args()
-
-        # An override of add_callback receives only the progress callback, and later callbacks.
-        add_callback = partial(Trainer.add_callback, self)
-        self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
+            # An override of add_callback receives only the progress callback, and later callbacks.
+            add_callback = partial(Trainer.add_callback, self)
+            self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
         if should_push_automatically(self):
             with raise_on_all_ranks("creating the repository on the Hub"):
                 self.init_hf_repo()
@@ -735,7 +734,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             direction: `minimize` or `maximize`; a list for several objectives.
             backend: `optuna`, `ray` or `wandb`; by default the first that is installed.
             hp_name: takes the trial, returns its name and the name of its folder; by default `run-<id>`.
-            kwargs: keywords of `create_study` and `Study.optimize`, or of Ray's `tune.run`.
+            kwargs: of `create_study`, `Study.optimize`, Ray's `tune.run`; `keep_best_trial=True` keeps the best model.
 
         Raises:
             RuntimeError, ValueError, TypeError: no trial was completed, no `model_init` or backend, or invalid input.

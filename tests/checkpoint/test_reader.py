@@ -59,7 +59,8 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
         os.remove(folder / name)
     with pytest.raises(ValueError, match=r"checkpoint-3.*another checkpoint.*from_pretrained") as caught:
         CheckpointManager().find(str(folder), str(tmp_path))
-    assert f"checkpoint-3: {', '.join(missing)} is missing" in str(caught.value)
+    verb = "is" if len(missing) == 1 else "are"
+    assert f"checkpoint-3: {', '.join(missing)} {verb} missing" in str(caught.value)
 
 
 def trained_checkpoint(folder: Path, **changes: Any) -> Path:

@@ -71,6 +71,11 @@ def test_a_script_that_saves_or_trains_on_its_way_out_leaves_nothing(tmp_path: P
         ("raise SystemExit(7)\n", 7, ""),
         ("import os\nos._exit(0)\n", 2, "littrainer check: other.py called os._exit(0), so nothing is known"),
         ("raise OSError('no data')\n", 1, "OSError: no data"),
+        (
+            "import lightning\nlightning.Trainer(accelerator='cpu', logger=False).fit(lightning.LightningModule())\n",
+            2,
+            "littrainer check: other.py trains with lightning.Trainer, whose fit was not run",
+        ),
     ],
 )
 def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(
@@ -80,6 +85,15 @@ def test_a_script_that_never_trains_ends_with_one_line_or_by_itself(
     done = run_python("-m", "littrainer", "check", "other.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "")
     assert complaint in done.stderr
+
+
+def test_an_output_dir_that_cannot_be_made_would_fail(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    (tmp_path / "train.py").write_text(SCRIPT.replace('"push_to_hub": True, ', ""))
+    done = run_python("-m", "littrainer", "check", "train.py", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "would fail output_dir: NotADirectoryError" in done.stdout and "when: when a Trainer is made" in done.stdout
+    assert "1 of " in done.stdout.splitlines()[-1]
 
 
 ENDS = f"""

@@ -60,6 +60,7 @@ def test_a_script_is_stopped_at_its_trainer_and_its_arguments_are_shown_first(tm
     # seed has its default.
     assert sorted(line.split()[0] for line in lines[:3]) == ["learning_rate=0.0003", "seed=42", "use_cpu=True"]
     assert lines[3].startswith("  output_dir='trainer_output' ")
+    assert "3 optimizer steps of 8 samples, 3 epochs of 1 samples" in line_of(done.stdout, "length")
     assert "the script speaks" in done.stderr and "the script speaks" not in done.stdout
     assert "trained" not in done.stderr and "caught" not in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["train.py"]
@@ -76,6 +77,44 @@ def test_a_script_without_a_trainer_ends_with_one_line_or_by_itself(
     done = run_python("-m", "littrainer", "explain", "--as-code", "other.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "")
     assert complaint in done.stderr
+
+
+LIGHTNING_SCRIPT = """
+import sys
+import lightning
+import torch
+from torch.utils.data import DataLoader
+from littrainer import TransformersModule
+
+module = TransformersModule(torch.nn.Linear(1, 1), {"learning_rate": 3e-4, "num_train_epochs": 7})
+trainer = lightning.Trainer(max_epochs=2, accumulate_grad_batches=4, accelerator="cpu", precision="bf16-mixed")
+try:
+    trainer.fit(module, DataLoader([1.0]))
+except Exception:
+    print("caught")
+finally:
+    print("trained")
+"""
+
+
+def test_a_lightning_program_is_stopped_at_its_fit_and_its_settings_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIGHTNING_SCRIPT)
+    done = run_python("-m", "littrainer", "explain", "train.py", cwd=tmp_path)
+    assert done.returncode == 0 and "caught" not in done.stderr, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0] == "this script trains with lightning.Trainer, whose fit was not run"
+    assert {
+        "module TransformersModule",
+        "length max_epochs=2, max_steps=-1, check_val_every_n_epoch=1, val_check_interval=1.0",
+        "strategy SingleDeviceStrategy on cpu",
+        "precision plugin MixedPrecision (bf16-mixed)",
+        "optimization the optimizer steps after 4 micro-batches",
+        "num_train_epochs=7 lightning.Trainer decides: max_epochs",
+    } <= {*lines}
+    assert any(line.startswith("learning_rate=0.0003 ") for line in lines)
+    as_code = run_python("-m", "littrainer", "explain", "--as-code", "train.py", cwd=tmp_path)
+    assert (as_code.returncode, as_code.stdout) == (2, "") and "it is a Lightning program" in as_code.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["train.py"]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +172,11 @@ def test_the_parts_of_the_training_are_named() -> None:
     args = TrainingArguments(use_cpu=True, bf16=True, gradient_accumulation_steps=4, disable_tqdm=True)
     report = [" ".join(line.split()) for line in report_on(args).splitlines()]
     assert report[report.index("parts of the training") + 1 :] == [
-        "strategy ResidentSingleDeviceStrategy on cpu",
-        "precision plugin ForwardMixedPrecision (bf16-mixed)",
+        "strategy SingleDeviceStrategy on cpu",
+        "precision plugin MixedPrecision (bf16-mixed)",
         "optimization automatic; the optimizer steps after 4 micro-batches",
+        "optimizer adamw_torch_fused, learning_rate=5e-05",
+        "schedule linear",
         "Trainer callbacks DefaultFlowCallback, PrinterCallback",
         "Lightning callbacks none",
         "Lightning loggers none",

@@ -180,10 +180,14 @@ def test_a_script_with_a_planted_difference_is_told_its_step_and_cause(tmp_path:
             SCRIPT.replace("#STEP", "if ON_LIGHTNING: raise ValueError('only here')"),
             r"fails with littrainer's Trainer \(exit status 1\)[^$]*ValueError: only here",
         ),
-        ("from littrainer import Trainer", "fails with transformers' own Trainer .*\n.*imports its Trainer from littr"),
+        ("from littrainer import Trainer", "verify: the script imports its Trainer from littrainer, so"),
+        (
+            "import lightning\nlightning.Trainer(accelerator='cpu').fit(lightning.LightningModule())",
+            "verify: the script trains with lightning.Trainer, so transformers' own Trainer trains nothing",
+        ),
         ("print('nothing')", "ended with transformers' own Trainer without a training"),
     ],
-    ids=["fails with ours", "has ours alone", "does not train"],
+    ids=["fails with ours", "has ours alone", "has a lightning.Trainer", "does not train"],
 )
 def test_a_script_that_cannot_be_verified_says_on_which_side_and_why(code: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(code)

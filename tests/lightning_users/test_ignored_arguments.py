@@ -113,3 +113,8 @@ def test_a_strategy_that_clips_needs_gradient_clip_val() -> None:
     message = collect_warnings({}, strategy=engine)
     assert "not clipped to max_grad_norm=1.0" in message and "Set gradient_clip_val" in message
     assert collect_warnings({"max_grad_norm": 0}, strategy=engine) == ""
+
+
+def test_a_named_default_that_differs_from_lightnings_value_is_ignored_with_a_warning() -> None:
+    assert "num_train_epochs=3 (instead: max_epochs)" in collect_warnings({"num_train_epochs": 3}, max_epochs=2)
+    assert collect_warnings({"num_train_epochs": 3}, max_epochs=3) == ""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from littrainer import TrainerDataModule, TransformersModule
+from littrainer import TrainerDataModule, TrainingArguments, TransformersModule
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.metrics import accuracy
@@ -80,6 +80,39 @@ def test_options_and_a_file_set_arguments_of_the_model_and_its_data(tmp_path: Pa
     assert written["model"]["args"]["learning_rate"] == 2e-3 and written["data"]["rows"] == 12
 
 
+class WidthAndKeywords(TransformersModule):
+    """A subclass that passes further options through."""
+
+    def __init__(self, hidden: int = 16, **kwargs: Any):
+        super().__init__(tiny_bert_classifier(hidden_size=hidden), **kwargs)
+
+
+@pytest.mark.parametrize("module", [TransformersModule, WidthAndKeywords])
+def test_training_arguments_are_listed_with_their_types(
+    tmp_path: Path, module: type[TransformersModule], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli(tmp_path, "fit", "--help", module=module)
+    assert "--model.args.help" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli(tmp_path, "fit", "--model.args.help", module=module)
+    page = " ".join(capsys.readouterr().out.split())
+    about = TrainingArguments.__dataclass_fields__["learning_rate"].metadata["help"]
+    assert f"--model.args.learning_rate LEARNING_RATE {about} (type: float)" in page
+    assert "--model.args.max_steps" not in page
+
+
+class UntypedOptions(TransformersModule):
+    def __init__(self, args: dict | None = None):  # type: ignore[type-arg]
+        super().__init__(tiny_bert_classifier(), args)
+
+
+def test_numbers_are_parsed_in_a_plain_dict_too(tmp_path: Path) -> None:
+    options = ("--model.args.learning_rate=1e-3", "--model.args.use_cache=false", "--trainer.limit_val_batches=0")
+    args = cli(tmp_path, "validate", *options, module=UntypedOptions).model.args
+    assert (args.learning_rate, args.use_cache) == (1e-3, False)
+
+
 class SmallBert(TransformersModule):
     """A subclass with an option."""
 
@@ -107,3 +140,5 @@ def test_a_file_names_the_function_that_creates_the_model(tmp_path: Path) -> Non
     module = cli(tmp_path, "validate", "--config", str(tmp_path / "run.yaml"), "--trainer.limit_val_batches=0").model
     module.configure_model()
     assert type(module.model).__name__ == "BertForTokenClassification"
+    option = "--model.model=tests.scenarios.models.tiny_bert_tagger"
+    assert cli(tmp_path, "validate", option, "--trainer.limit_val_batches=0").model.model is not None

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from datasets import Dataset
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner import Tuner
 
 from littrainer import TransformersModule, set_seed
 from littrainer.lightning.module import RunHooks
+from tests.lightning_users.curves import QUIET
 from tests.lightning_users.fitting import fit_module, loader, make_module, make_trainer
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows
 from tests.scenarios.metrics import accuracy
-from tests.scenarios.models import VectorClassifier, tiny_gpt2
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
 
 
 class OptimizerWithModes(torch.optim.SGD):
@@ -80,6 +83,32 @@ def test_preparations_of_the_model_are_undone_if_a_training_fails() -> None:
     with pytest.raises(RuntimeError, match="on purpose"):
         fit_module(module, loader(language_rows(4), 4, pad_tokens), callbacks=[Fails()])
     assert not model.get_input_embeddings()._forward_hooks
+
+
+def test_an_error_shows_the_users_calls_and_the_last_internal_call_alone() -> None:
+    class Fails(VectorClassifier):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        fit_module(make_module(Fails()), loader())
+    packages = [str(entry.frame.f_globals["__name__"]).partition(".")[0] for entry in caught.traceback]
+    # `fit`, Lightning's handler of errors, and the last call of littrainer or Lightning.
+    assert len([package for package in packages if package in ("littrainer", "lightning")]) <= 3
+
+
+def test_lists_in_a_batch_and_a_folder_without_the_plugin_are_explained(tmp_path: Path) -> None:
+    model = tiny_bert_classifier()
+    rows = Dataset.from_dict({"input_ids": [[5, 6, 7]] * 4, "labels": [0, 1, 0, 1]})
+    with pytest.raises(AttributeError, match="size") as caught:
+        fit_module(TransformersModule(model), torch.utils.data.DataLoader(rows, batch_size=2))  # type: ignore[arg-type]
+    assert "'input_ids' of the batch is a list and no tensor: give the DataLoader" in caught.value.__notes__[0]
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text("{}")
+    with pytest.raises(IsADirectoryError) as raised:
+        pl.Trainer(max_epochs=1, **QUIET).fit(make_module(), loader(), ckpt_path=folder)
+    assert f"{folder} is a checkpoint of a Trainer: pass plugins=[Tran" in raised.value.__notes__[0]
 
 
 def test_a_lightning_trainer_has_run_hooks_once_and_may_run_other_modules_later() -> None:

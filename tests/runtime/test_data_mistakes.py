@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import LightningModule
 
 from littrainer import Trainer
-from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.data import Rows, tiny_tokenizer, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
 TOKENS = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
@@ -60,6 +61,45 @@ def test_the_error_names_the_mistake_in_the_data_with_advice(tmp_path: Path, sit
     )
     assert [part for part in parts if part not in message] == []
     assert ("tokenize the dataset" in message) is (situation == "texts were not tokenized")
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        ({**TOKENS, "label": "good"}, "'label' is text ('good'), and labels have to be numbers"),
+        ({**TOKENS, "labels": [0, 1, 1]}, "'labels' is a list, which DataCollatorWithPadding does not pad"),
+        ({"text": "a text", "label": 1}, "The dataset has text, label, and no tokens: tokenize it first"),
+    ],
+    ids=["text labels", "labels of tokens", "not tokenized"],
+)
+def test_a_collator_that_pads_says_the_same(tmp_path: Path, row: dict[str, Any], part: str) -> None:
+    longer = {name: [*value, value[-1]] if isinstance(value, list) else value for name, value in row.items()}
+    kwargs = {"train_dataset": Rows([row, longer] * 4), "processing_class": tiny_tokenizer()}
+    assert part in catch_message(quiet_trainer(tmp_path, tiny_bert_classifier(), trainer_kwargs=kwargs))
+
+
+class Lit(LightningModule):
+    """A LightningModule with a model, whose forward Lightning leaves to a subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = VectorClassifier()
+
+
+def test_a_lightning_module_and_a_model_without_a_head_are_named(tmp_path: Path) -> None:
+    message = catch_message(quiet_trainer(tmp_path, Lit()))
+    assert "Lit is a LightningModule: train it with lightning.Trainer, or give the Trainer the model in it." in message
+    model = tiny_bert_classifier().bert
+    rows = Rows([{**TOKENS, "labels": 1}] * 4)
+    message = catch_message(quiet_trainer(tmp_path, model, trainer_kwargs={"train_dataset": rows}))
+    assert "BertModel has no head, and so no loss: load the class of a task, such as" in message
+
+
+def test_a_best_metric_without_labels_names_them_as_the_reason(tmp_path: Path) -> None:
+    rows = Rows([{"x": row["x"]} for row in vector_rows(4)])
+    changes: dict[str, Any] = {"eval_strategy": "epoch", "metric_for_best_model": "f1"}
+    with pytest.raises(KeyError, match="the eval_dataset seems to have no labels"):
+        quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": rows}, **changes).train()
 
 
 @pytest.mark.parametrize("method", ["train", "evaluate"])

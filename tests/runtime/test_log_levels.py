@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -149,3 +150,17 @@ def test_under_the_redirection_the_logger_of_transformers_trainer_decides_at_any
     messages = [record.getMessage() for record in records]
     assert messages == ["warning at 30", "details at 20", "warning at 20"]
     assert {record.name for record in records} == {"transformers.trainer"}
+
+
+def test_a_line_under_the_redirection_names_the_package_whose_message_it_is(
+    loggers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = io.StringIO()
+    handler = logging.StreamHandler(page)
+    handler.setFormatter(logging.Formatter("[transformers] %(message)s"))
+    monkeypatch.setattr(loggers["transformers"], "handlers", [handler])
+    monkeypatch.setattr(sys, "meta_path", [RedirectFinder(), *sys.meta_path])
+    apply_log_level(arguments("warning"))
+    logging.getLogger("littrainer.anything").warning("of the Trainer")
+    logging.getLogger("transformers.models").warning("of a model")
+    assert page.getvalue() == "[littrainer] of the Trainer\n[transformers] of a model\n"

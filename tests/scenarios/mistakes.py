@@ -51,6 +51,12 @@ def sentences(length: int = 4, largest: int = 10, label: int = 1) -> list[dict[s
     return [{"input_ids": [5, *[largest] * (length - 1)], "labels": label}] * 8
 
 
+def resume_from_a_model(folder: Path) -> None:
+    instance = trainer(folder)
+    instance.save_model(str(folder / "model"))
+    instance.train(resume_from_checkpoint=str(folder / "model"))
+
+
 # Name -> the mistake in a folder; those that take several statements are functions below.
 MISTAKES: dict[str, Mistake] = {
     # Before training
@@ -131,7 +137,7 @@ MISTAKES: dict[str, Mistake] = {
         resume_from_checkpoint=str(folder / "checkpoint-500")
     ),
     "no_checkpoint_to_resume": lambda folder: trainer(folder).train(resume_from_checkpoint=True),
-    "folder_that_is_no_checkpoint": lambda folder: trainer(folder).train(resume_from_checkpoint=str(folder)),
+    "folder_that_is_no_checkpoint": resume_from_a_model,
     # Devices, processes and Lightning
     "shards_in_one_process": lambda folder: trainer(folder, fsdp="full_shard"),
     "unknown_keyword_of_lightning": lambda folder: trainer(

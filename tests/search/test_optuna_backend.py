@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.search.optuna_backend import describe_distribution
@@ -62,6 +63,52 @@ def test_an_unknown_keyword_suggests_the_nearest_keyword(tmp_path: Path) -> None
         searched(searched_trainer(tmp_path), sampeler=None)
     with pytest.raises(TypeError, match=r"was given directions, .*did you mean 'direction'"):
         searched(searched_trainer(tmp_path), directions=["minimize"])
+
+
+def test_a_pruner_without_evaluations_is_refused(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"MedianPruner stops trials by their evaluations .*eval_strategy='no' gives"):
+        searched(trainer, 0.01, pruner=optuna.pruners.MedianPruner())
+    assert searched(trainer, 0.01, pruner=optuna.pruners.NopPruner()).run_id == "0"
+
+
+def test_a_storage_that_cannot_be_opened_is_an_error_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot be opened \(unable to open database file\).*but not its folder"):
+        searched(searched_trainer(tmp_path), 0.01, storage=f"sqlite:///{tmp_path}/absent/study.db")
+
+
+# ---- The console, and the best model ---------------------------------------------------------------------------------
+
+
+def test_trials_begin_with_their_values_and_the_search_ends_with_a_table_of_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [0.0011111111, 0.02, 0.03, 0.001, 0.004, 0.005, 0.06]
+    searched(searched_trainer(tmp_path, kind=FailsAtHighRate), *rates)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("Trial ")][:2] == [
+        "Trial 0: learning_rate=0.001111",
+        "Trial 1: learning_rate=0.02",
+    ]
+    title = lines.index("Best of 7 trials (6 complete, 1 failed):")
+    assert lines[title + 1].split() == ["trial", "objective", "learning_rate"]
+    ranked = sorted(load_search_record(tmp_path).trials[:6], key=lambda trial: trial.objectives())
+    assert [line.split()[0] for line in lines[title + 2 : title + 7]] == [trial.id for trial in ranked[:5]]
+    assert lines[title + 7 :] == [f"All trials: littrainer report {tmp_path}"]
+
+
+def test_keep_best_trial_keeps_the_model_of_the_best_trial_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = searched_trainer(tmp_path)
+    best = searched(trainer, 0.02, 0.1, 0.0001, keep_best_trial=True)
+    folder = tmp_path / f"run-{best.run_id}" / "model"
+    assert list(tmp_path.rglob("model.safetensors")) == [folder / "model.safetensors"]
+    assert f"Kept model: {folder}" in capsys.readouterr().out
+    trainer.apply_best(best)
+    trainer.train()
+    for name, weight in load_file(folder / "model.safetensors").items():
+        assert torch.equal(weight, trainer.model.state_dict()[name])
 
 
 def test_callbacks_are_called_after_each_trial_and_can_end_the_search(tmp_path: Path) -> None:

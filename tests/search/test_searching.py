@@ -14,9 +14,10 @@ import pytest
 from littrainer import BestRun, Trainer, TrainerCallback
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.search import searching
+from littrainer.search.parameters import SearchMistake
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
-from tests.search.trainers import rate_space, searched_trainer
+from tests.search.trainers import new_model, rate_space, searched_trainer
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -174,6 +175,27 @@ def test_invalid_hyperparameters_are_refused_and_none_is_set(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="learning_rate"):
         trainer.apply_best(BestRun("0", 1.0, {"seed": 3, "learning_rate": -1.0}))
     assert trainer.args.seed == 42
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_name_that_nothing_reads_is_refused(tmp_path: Path, reads: bool) -> None:
+    model_init = (lambda trial: new_model()) if reads else new_model
+    trainer = searched_trainer(tmp_path, model_init=model_init)
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {"learning_rat": trial.suggest_float("learning_rat", 1e-4, 1e-2)}
+
+    if reads:
+        assert trainer.hyperparameter_search(space, n_trials=1).run_id == "0"
+        return
+    with pytest.raises(SearchMistake, match=r"sets learning_rat, which .* did you mean 'learning_rate'"):
+        trainer.hyperparameter_search(space, n_trials=1)
+
+
+def test_a_failing_objective_says_which_metrics_there_are(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="f1") as caught:
+        search(searched_trainer(tmp_path), compute_objective=lambda metrics: metrics["f1"])
+    assert "compute_objective received the metrics eval_loss, eval_runtime, " in "".join(caught.value.__notes__)
 
 
 def test_a_search_with_a_remote_output_dir_uploads_its_trials_and_its_record(

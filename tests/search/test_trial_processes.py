@@ -103,7 +103,10 @@ def test_ctrl_c_ends_the_search_and_all_its_processes(searched: Any) -> None:
     processes = {attributes["process"] for attributes in searched.attributes if attributes}
     assert not [number for number in processes if is_running(number)]
     # Trials print no bars.
-    assert "{'eval_loss':" in searched.out and "it/s" not in searched.err
+    assert "[trial 0] {'eval_loss':" in searched.out and "it/s" not in searched.err
+    assert "[trial 0] Trial 0: learning_rate=0.0" in searched.out
+    # Optuna's line has parameters that another process has drawn.
+    assert "and parameters: {'learning_rate': " in searched.err
 
 
 # ---- Searches of this process ----------------------------------------------------------------------------------------

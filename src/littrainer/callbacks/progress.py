@@ -206,6 +206,11 @@ class PrinterCallback(TrainerCallback):
             print(format_logs(logs))
 
 
+def has_log_display(callbacks: Iterable[Any]) -> bool:
+    """Return whether a callback shows logs on the console, which a script can remove."""
+    return any(isinstance(callback, ProgressCallback | PrinterCallback) for callback in callbacks)
+
+
 def is_in_notebook() -> bool:
     """Return whether a notebook shows HTML: a Jupyter kernel, or Colab."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

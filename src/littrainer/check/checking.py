@@ -39,7 +39,7 @@ from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.tracking.base import TrackerCallback
 
 # Measured steps, from which the whole training is forecast.
-MEASUREMENT_S = 5.0
+MEASUREMENT_S, MAX_MEASURED_STEPS = 5.0, 100
 # Limit for all rows, if metrics fail on a few.
 MAX_EVALUATION_S = 120.0
 # Time for all processes to fail after the first.
@@ -86,7 +86,8 @@ class TrialSteps(TrainerCallback):
         control.should_log = control.should_log or has_events or self.seconds == math.inf
         control.should_evaluate, control.should_save = has_events and self.evaluates, has_events and self.saves
         seconds = self.last_event - self.step_ends[: STEPS_WITH_EVENTS + 1][-1]
-        self.is_over = state.global_step >= state.max_steps or (not has_events and seconds >= self.seconds)
+        is_measured = seconds >= self.seconds or len(self.step_ends) >= MAX_MEASURED_STEPS
+        self.is_over = state.global_step >= state.max_steps or (not has_events and is_measured)
         control.should_training_stop = self.is_over
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -169,8 +170,13 @@ class TrainingCheck:
         with raise_on_all_ranks("making a temporary folder"):
             # On output_dir's disk, which all processes share, but not in an uploaded folder.
             output = Path(self.args.output_dir).absolute()
-            folders = (path for path in (*output.parents[:1], output, *output.parents) if os.access(path, os.W_OK))
-            parent = next(path for path in folders if get_remote_url(path / "trial") is None)
+            folders = (
+                path
+                for path in (*output.parents[:1], output, *output.parents)
+                if path.is_dir() and os.access(path, os.W_OK)
+            )
+            # The system's temporary folder, if no parent of output_dir can be written.
+            parent = next((path for path in folders if get_remote_url(path / "trial") is None), None)
             is_first = self.args.process_index == 0
             self.folder = tempfile.mkdtemp(prefix=".littrainer_check_", dir=parent) if is_first else ""
         self.folder = broadcast_object(self.folder)
@@ -483,7 +489,7 @@ class TrainingCheck:
         report.forecast["forecast"] = (
             f"{state.max_steps:,} steps, {evaluations} evaluations and {saves} saves take "
             f"{format_seconds(report.forecast_seconds)}{', since max_minutes ends them early' * (seconds > limit)}; "
-            f"begun now, training ends {end:%Y-%m-%d %H:%M}"
+            f"started now, it finishes at {end:%Y-%m-%d %H:%M}"
         )
 
     def _estimate_evaluation_seconds(self, steps: TrialSteps) -> float | None:

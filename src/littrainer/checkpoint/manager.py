@@ -527,9 +527,11 @@ class CheckpointManager:
             advice = "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
             if (inner := next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)) is not None:
                 advice = f"There are checkpoints in it: give one of these, such as {inner}."
+            lack = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            if not any(folder.iterdir()):
+                lack, advice = "the folder is empty", "Give the path of a checkpoint-<step> folder."
             raise ValueError(
-                f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
-                f"exactly. {advice}"
+                f"Can't find a valid checkpoint at {folder}: {lack}, so it cannot be resumed exactly. {advice}"
             )
         inspection.refuse_damage(
             "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."

@@ -14,7 +14,7 @@ from typing import Any
 from littrainer.commands import run
 from littrainer.commands.command_line import ProgramParser, reject
 from littrainer.commands.output_dirs import remove_output_dirs
-from littrainer.commands.recorded_training import end_process, run_program
+from littrainer.commands.recorded_training import call_before_lightning_fit, end_process, run_program
 
 DESCRIPTION = """\
 Run a script up to its first train(), and check that training in a temporary folder: rows, the longest batch, an
@@ -33,6 +33,7 @@ def check_program(program: Sequence[str]) -> int:
         2, if the script ended without a training.
     """
     from littrainer.check.checking import TrainingCheck
+    from littrainer.check.findings import format_error, make_finding
     from littrainer.loop.checks import CHECKED_PROCESS
     from littrainer.redirection.redirect import install
     from littrainer.tracking.base import TrackerCallback
@@ -55,6 +56,10 @@ def check_program(program: Sequence[str]) -> int:
             if trial is not None:
                 raise NotImplementedError("it is a trial of a search; let the script call train().")
             checks.append(TrainingCheck(trained, f"{training}; what the script does after it was not run"))
+            for error in dir_errors:
+                checks[-1].findings.append(
+                    make_finding("output_dir", "", format_error(error), "when a Trainer is made")
+                )
             report = checks[-1].run(True)
         except (Exception, SystemExit) as error:
             status = reject("check", f"this training cannot be checked: {type(error).__name__}: {error}")
@@ -69,6 +74,14 @@ def check_program(program: Sequence[str]) -> int:
         # Exit functions might wait for other processes that are in a collective call.
         (exit_process if is_interrupted else end_process)(status)
 
+    def stop_lightning_training(*_: Any) -> None:
+        # A check trains with lightning.Trainer too.
+        if trainer_class.train is check_instead:
+            folders.close()
+            vars(os)["_exit"] = exit_process
+            advice = "lightning.Trainer(fast_dev_run=True) tries its steps"
+            end_process(reject("check", f"{name} trains with lightning.Trainer, whose fit was not run; {advice}"))
+
     def exit_with_message(status: int) -> None:
         if os.getpid() == process_id:
             if checks and threading.current_thread() is threading.main_thread():
@@ -82,10 +95,11 @@ def check_program(program: Sequence[str]) -> int:
     # A script that calls os._exit would silently end the check with its status.
     vars(os)["_exit"] = exit_with_message
     trainer_class.train = trainer_class.check = check_instead
+    call_before_lightning_fit(stop_lightning_training)
     # Evaluations before the training must not start trackers.
     TrackerCallback.has_failed = True
     with contextlib.ExitStack() as folders, contextlib.redirect_stdout(sys.stderr):
-        folders.enter_context(remove_output_dirs())
+        dir_errors = folders.enter_context(remove_output_dirs())
         try:
             run_program(program)
         except SystemExit as end:

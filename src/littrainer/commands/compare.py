@@ -29,11 +29,11 @@ LAYER = re.compile(r".*?\.\d+(?=\.)|.*(?=\.)|.*")
 
 
 def main(words: Sequence[str]) -> int:
-    parser = CommandParser("compare", DESCRIPTION)
-    parser.add_argument("runs", nargs=2, metavar="OUTPUT_DIR", help="output_dir of a training, or a checkpoint in it")
+    parser = CommandParser("compare", DESCRIPTION, usage="littrainer compare [-h] [--html FILE.html] RUN_A RUN_B")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="output_dir of a training, or a checkpoint in it")
     parser.add_argument("--html", metavar="FILE.html", help="write a page too, with charts of both")
     options = parser.parse_args(words)
-    runs, searches = load_folders(options.runs)
+    runs, searches = load_folders(options.runs) if len(options.runs) == 2 else ([], [])
     if len(runs) != 2 or searches:
         raise BadInput("give the folders of two trainings; a search, or one folder twice, is not two")
     logs = compare_logs(runs[0].logged, runs[1].logged, {}, common_only=True)

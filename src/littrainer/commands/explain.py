@@ -7,15 +7,22 @@ import copy
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from littrainer.arguments.destinations import DERIVED_KEYWORDS, READERS
 from littrainer.arguments.did_you_mean import unrecognized
-from littrainer.commands.command_line import BAD_INPUT, BadInput, CommandParser, check_script, list_option_names
+from littrainer.commands.command_line import (
+    BAD_INPUT,
+    BadInput,
+    CommandParser,
+    check_script,
+    list_option_names,
+    reject,
+)
 from littrainer.commands.output_dirs import remove_output_dirs
-from littrainer.commands.recorded_training import run_program
+from littrainer.commands.recorded_training import call_before_lightning_fit, run_program
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -23,8 +30,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Show what training arguments turn into on Lightning: where each of your arguments goes, the keywords of
-lightning.Trainer, and the parts of the training. A script is run up to its first Trainer and stopped there: it loads
-its data and its model, and trains nothing. What it prints goes to standard error.
+lightning.Trainer, and the parts of the training. A script is run up to its first Trainer, or to the fit of its
+lightning.Trainer, and stopped there: it loads its data and its model, and trains nothing. What it prints goes to
+standard error.
 """
 USAGE = """\
 littrainer explain [OPTIONS] --ARGUMENT VALUE ...
@@ -59,7 +67,7 @@ class TrainerReached(BaseException):
 
 def main(words: Sequence[str]) -> int:
     parser = CommandParser("explain", DESCRIPTION, usage=USAGE)
-    parser.add_argument("--as-code", action="store_true", help="print a Lightning program that trains the same")
+    parser.add_argument("--as-code", action="store_true", help="print an equivalent Lightning program")
     parser.epilog = "Write the option before the script, or among the training arguments."
     script_index = 1 if words[:1] == ["--as-code"] else 0
     if len(words) == script_index or words[script_index].startswith("-"):
@@ -114,9 +122,16 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 
     def make_and_stop(self: Trainer, *args: Any, **kwargs: Any) -> NoReturn:
         make_trainer(self, *args, **kwargs)
-        raise TrainerReached(render_program(self.args, script) if as_code else explain_trainer(self, self.args, words))
+        page = render_program(self.args, script) if as_code else explain_trainer(self, self.args, words, has_data=True)
+        raise TrainerReached(page)
+
+    def explain_and_stop(trainer: Any, module: Any) -> NoReturn:
+        if as_code:
+            raise SystemExit(reject("explain", f"{script} trains with lightning.Trainer: it is a Lightning program"))
+        raise TrainerReached(explain_lightning_trainer(trainer, module))
 
     install()
+    call_before_lightning_fit(explain_and_stop)
     trainer_class.__init__ = make_and_stop
     try:
         with remove_output_dirs(should_create=False), contextlib.redirect_stdout(sys.stderr):
@@ -132,16 +147,20 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
 # ---- In words --------------------------------------------------------------------------------------------------------
 
 
-def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[str] = ()) -> str:
+def explain_trainer(
+    trainer: Trainer, args: TrainingArguments, words: Sequence[str] = (), has_data: bool = False
+) -> str:
     """Describe the destinations of a Trainer's arguments, and the resulting Lightning keywords and parts.
 
     Parameters:
         trainer: a Trainer that has not trained; its `lightning.Trainer` is built.
         words: the command line; its arguments are shown first.
+        has_data: whether the Trainer has the data of a training, whose length is shown then.
     """
     from littrainer.arguments.normalization import list_trackers
     from littrainer.arguments.report_to import format_tracker
     from littrainer.lightning_adapter import lightning_trainer
+    from littrainer.tracking.shared_logger import SharedLogger
 
     def reason(name: str) -> str:
         if name in (trainer.lightning_keywords or {}) or name in (trainer.args.lightning or {}):
@@ -149,25 +168,24 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
         tables = (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.LAUNCHER_KEYWORDS, DERIVED_KEYWORDS)
         return next(str(table[name][1]) for table in tables if name in table)
 
-    def names(objects: Sequence[Any]) -> str:
-        return ", ".join(type(instance).__name__ for instance in objects) or "none"
-
     lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
     keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
     rows = [(f"{name}={value!r}", reason(name)) for name, value in keywords.items()]
-    rows.append(("max_epochs=...", "num_train_epochs or max_steps, and the length of the data"))
-    micro_batches = trainer.args.gradient_accumulation_steps
-    window = "each micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
+    epochs, length = _describe_length(trainer) if has_data else ("...", "")
+    rows.append((f"max_epochs={epochs}", "num_train_epochs or max_steps, and the length of the data"))
     mode = "manual" if trainer.overrides_training_step() else "automatic"
-    precision = lightning.precision_plugin
     trackers = ", ".join(map(format_tracker, list_trackers(trainer.args.report_to))) or "none"
+    values = trainer.args.to_dict()
+    optimizer = f"{values['optim']}, learning_rate={values['learning_rate']!r}"
     parts = [
-        ("strategy", f"{type(lightning.strategy).__name__} on {trainer.args.device}"),
-        ("precision plugin", f"{type(precision).__name__} ({precision.precision})"),
-        ("optimization", f"{mode}; the optimizer steps after {window}"),
-        ("Trainer callbacks", names(trainer.callback_handler.callbacks)),
-        ("Lightning callbacks", names(trainer.lightning_callbacks)),
-        ("Lightning loggers", names(lightning.loggers)),
+        *([("length", length)] if has_data else []),
+        *_list_lightning_parts(lightning),
+        ("optimization", f"{mode}; {_describe_window(trainer.args.gradient_accumulation_steps)}"),
+        ("optimizer", optimizer if trainer.optimizer is None else _name([trainer.optimizer])),
+        ("schedule", values["lr_scheduler_type"] if trainer.lr_scheduler is None else _name([trainer.lr_scheduler])),
+        ("Trainer callbacks", _name(trainer.callback_handler.callbacks)),
+        ("Lightning callbacks", _name(trainer.lightning_callbacks)),
+        ("Lightning loggers", _name(logger for logger in lightning.loggers if not isinstance(logger, SharedLogger))),
         ("trackers", f"{trackers} (report_to)"),
     ]
     options = {word.partition("=")[0].replace("-", "_") for word in words}
@@ -176,12 +194,88 @@ def explain_trainer(trainer: Trainer, args: TrainingArguments, words: Sequence[s
         (f"{name}={value!r}", f"{READERS[name]}: {_get_purpose(name)}")
         for name, value in (named | get_changed_arguments(args)).items()
     ]
+    return _format_sections(
+        {
+            "your arguments, and those that differ from their defaults": changed,
+            "keywords of lightning.Trainer": rows,
+            "parts of the training": parts,
+        }
+    )
+
+
+def _describe_length(trainer: Trainer) -> tuple[str, str]:
+    """Return the number of epochs that lightning.Trainer gets, and the length of the training in words."""
+    from littrainer.loop.plan import TrainingPlan
+
+    try:
+        plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader()))
+    except Exception as error:
+        # Such as a script without training data; the rest is explained.
+        return "...", f"unknown: {error}"
+    steps = f"{plan.max_steps:,} optimizer steps of {plan.total_train_batch_size} samples"
+    if plan.is_endless:
+        return "-1", steps
+    return str(plan.num_train_epochs), f"{steps}, {plan.num_train_epochs} epochs of {plan.num_examples:,} samples"
+
+
+def explain_lightning_trainer(trainer: Any, module: Any) -> str:
+    """Describe a `lightning.Trainer` before its `fit`, and the arguments of a TransformersModule."""
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.lightning import arguments
+    from littrainer.lightning.ignored_arguments import LIGHTNING_EQUIVALENTS
+
+    clipping = trainer.gradient_clip_val
+    names = ("max_epochs", "max_steps", "max_time", "check_val_every_n_epoch", "val_check_interval")
+    settings = {name: getattr(trainer, name, None) for name in names}
+    length = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
     sections = {
-        "your arguments, and those that differ from their defaults": changed or [("none", "")],
-        "keywords of lightning.Trainer": rows,
-        "parts of the training": parts,
+        "this script trains with lightning.Trainer, whose fit was not run": [
+            ("module", type(module).__name__),
+            ("length", length),
+            ("devices", f"{trainer.num_devices} on each of {trainer.num_nodes} nodes"),
+            *_list_lightning_parts(trainer),
+            ("optimization", _describe_window(trainer.accumulate_grad_batches)),
+            ("gradient clipping", "none" if clipping is None else f"gradient_clip_val={clipping!r}"),
+            ("Lightning callbacks", _name(trainer.callbacks)),
+            ("Lightning loggers", _name(trainer.loggers)),
+        ]
     }
-    return "\n\n".join("\n".join([title, *_format_rows(lines)]) for title, lines in sections.items()) + "\n"
+    args = getattr(module, "args", None)
+    if isinstance(args, TrainingArguments):
+        ignored = {name: f"lightning.Trainer decides: {code}" for name, code in LIGHTNING_EQUIVALENTS.items()}
+        sections["arguments of the module that differ from their defaults"] = [
+            (f"{name}={value!r}", ignored.get(name) or _get_purpose(name))
+            for name, value in arguments.get_changed_arguments(args).items()
+        ]
+    return _format_sections(sections)
+
+
+def _list_lightning_parts(trainer: Any) -> list[tuple[str, str]]:
+    precision = trainer.precision_plugin
+    return [
+        ("strategy", f"{_name_lightning_class(trainer.strategy)} on {trainer.strategy.root_device}"),
+        ("precision plugin", f"{_name_lightning_class(precision)} ({precision.precision})"),
+    ]
+
+
+def _name_lightning_class(part: Any) -> str:
+    """Return the class of Lightning, which its documentation describes, of an object of a subclass."""
+    packages = ("lightning", "pytorch_lightning")
+    kinds = (kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] in packages)
+    return next(kinds, type(part)).__name__
+
+
+def _describe_window(micro_batches: int) -> str:
+    return f"the optimizer steps after {'each micro-batch' if micro_batches == 1 else f'{micro_batches} micro-batches'}"
+
+
+def _name(objects: Iterable[Any]) -> str:
+    return ", ".join(type(instance).__name__ for instance in objects) or "none"
+
+
+def _format_sections(sections: dict[str, list[tuple[str, str]]]) -> str:
+    blocks = ("\n".join([title, *_format_rows(rows or [("none", "")])]) for title, rows in sections.items())
+    return "\n\n".join(blocks) + "\n"
 
 
 def _get_purpose(name: str) -> str:

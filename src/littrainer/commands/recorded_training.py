@@ -24,8 +24,11 @@ MODULES = {
     TRANSFORMERS: ("transformers.training_args", "transformers.trainer", "transformers.trainer_callback"),
     LITTRAINER: ("littrainer.arguments.training_arguments", "littrainer.trainer", "littrainer.callbacks.base"),
 }
+LIGHTNING_TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 # For scripts that draw numbers before they set a seed.
 SEED = 0
+# File in the folder of a run with the reason why the script cannot be verified.
+REFUSAL_NAME = "refusal.txt"
 TRACKERS = ("transformers.integrations.", "littrainer.tracking.")
 
 
@@ -50,6 +53,8 @@ def end_process(status: int) -> NoReturn:
 
 def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
     """Call functions with modules as soon as these are loaded."""
+    for name in changes.keys() & sys.modules.keys():
+        changes[name](sys.modules[name])
 
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
         finders = (other for other in sys.meta_path if other is not finder)
@@ -62,6 +67,23 @@ def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
 
     finder: Any = types.SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
+
+
+def call_before_lightning_fit(action: Callable[[Any, Any], Any]) -> None:
+    """Call a function with a `lightning.Trainer` and its module before each `fit`."""
+
+    def change_fit(module: Any) -> None:
+        fit = module.Trainer.fit
+
+        # LightningCLI reads the signature.
+        @functools.wraps(fit)
+        def act_and_fit(trainer: Any, model: Any, *positional: Any, **keywords: Any) -> Any:
+            action(trainer, model)
+            return fit(trainer, model, *positional, **keywords)
+
+        module.Trainer.fit = act_and_fit
+
+    patch_on_import(dict.fromkeys(LIGHTNING_TRAINERS, change_fit))
 
 
 def redirect(kind: Any, name: str, folder: str) -> None:
@@ -126,7 +148,11 @@ def create_stopping_callback(base: Any, steps: int, has_evaluation: bool) -> Any
 
 def main(side: str, steps: str, folder: str, *program: str) -> None:
     arguments, trainer, callbacks = MODULES[side]
-    refusal = "The script imports its Trainer from littrainer, so there is none of transformers to compare with."
+
+    def refuse(reason: str) -> NoReturn:
+        with open(os.path.join(folder, REFUSAL_NAME), "w", encoding="utf-8") as file:
+            file.write(reason)
+        end_process(1)
 
     def change_trainer(module: Any) -> None:
         record(module.Trainer, callbacks, int(steps))
@@ -137,7 +163,7 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
     changes: dict[str, Callable[[Any], Any]] = {
         "torch": lambda torch: torch.manual_seed(SEED),
         "numpy.random": lambda numpy: numpy.seed(SEED),
-        MODULES[LITTRAINER][1]: lambda _: sys.exit(refusal),
+        MODULES[LITTRAINER][1]: lambda _: refuse("imports its Trainer from littrainer"),
         arguments: lambda module: redirect(module.TrainingArguments, "__post_init__", folder),
         trainer: change_trainer,
     }
@@ -145,6 +171,8 @@ def main(side: str, steps: str, folder: str, *program: str) -> None:
     if side == TRANSFORMERS:
         # `import littrainer.auto` would redirect the script.
         sys.modules["littrainer.auto"] = types.ModuleType("littrainer.auto")
+        # littrainer's Trainer calls it too.
+        call_before_lightning_fit(lambda *_: refuse("trains with lightning.Trainer"))
     run_program(program)
 
 

@@ -83,7 +83,7 @@ def start(command: str, parser: ProgramParser, words: Sequence[str], module: Seq
     parser.add_argument("--nodes", metavar="M", type=int, help="number of machines that train together")
     parser.add_argument("--node-rank", metavar="R", type=int, help="number of this machine, counted from 0")
     parser.add_argument("--main-address", metavar="HOST", help="address of machine 0")
-    parser.add_argument("--main-port", metavar="P", type=int, help="free port on machine 0; one machine finds one")
+    parser.add_argument("--main-port", metavar="P", type=int, help="free port on machine 0; chosen by itself on one")
     parser.add_argument("--grace", metavar="SECONDS", type=int, help=about_grace)
     parser.add_argument("--strategy", choices=list(STRATEGIES), help=about_strategy)
     parser.set_defaults(restarts=None, hang_timeout=None)

@@ -127,6 +127,10 @@ def _record_run(program: list[str], steps: int, folder: Path, side: str) -> Run:
     print(f"littrainer verify: {steps} steps with {SIDES[side]}", file=sys.stderr, flush=True)
     command = [sys.executable, recorded_training.__file__, side, str(steps), str(folder), *program]
     process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if (refusal := folder / recorded_training.REFUSAL_NAME).is_file():
+        raise BadInput(
+            f"the script {refusal.read_text('utf-8')}, so transformers' own Trainer trains nothing to compare with"
+        )
     if process.returncode != 0:
         lines = "\n".join(process.stdout.decode("utf-8", "replace").splitlines()[-MAX_OUTPUT_LINES:])
         raise BadInput(

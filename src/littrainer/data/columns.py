@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, find_text
 from littrainer.model.facts import base_model, find_catch_all_name
+from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
@@ -76,14 +77,29 @@ def suggest_renaming(argument: str, sample: Mapping[str, Any], model: Any) -> st
     return None
 
 
-def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
+def advise_on_model_kind(model: Any) -> str | None:
+    """Return advice on a LightningModule, or on a model of transformers without a head; None for other models."""
+    model = base_model(model)
+    name = type(model).__name__
+    if is_a(model, "lightning module"):
+        return f"{name} is a LightningModule: train it with lightning.Trainer, or give the Trainer the model in it"
+    arguments = inspect.signature(model.forward).parameters
+    if is_a(model, "model of transformers") and name.endswith("Model") and "labels" not in arguments:
+        return (
+            f"{name} has no head, and so no loss: load the class of a task, such as AutoModelForSequenceClassification"
+        )
+    return None
+
+
+def drop_extra_columns(dataset: Any, accepted: list[str], model: Any, description: str | None) -> Any:
+    model_name = type(model).__name__
     dropped = [name for name in dataset.column_names if name not in accepted]
     if dropped and len(dropped) == len(dataset.column_names):
         location = f" of the {description.lower()} set" if description else ""
+        advice = "Tokenize or rename the columns, or set remove_unused_columns=False to hand them to your data_collator"
         raise ValueError(
             f"No column{location} is an argument of {model_name}.forward: the data has {', '.join(dropped)}, the model "
-            f"takes {', '.join(accepted)}. Tokenize or rename the columns, or set remove_unused_columns=False to hand "
-            "them to your data_collator."
+            f"takes {', '.join(accepted)}. {advise_on_model_kind(model) or advice}."
         )
     if not dropped:
         return dataset

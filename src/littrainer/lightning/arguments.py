@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.earlier_names import EARLIER_NAMES, format_unknown_names
+from littrainer.arguments.json_values import truth
 from littrainer.arguments.secrets import is_secret_name
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.runtime.notes import kind_of
@@ -46,10 +48,29 @@ def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> T
     unknown = [name for name in source if name not in names and name not in EARLIER_NAMES]
     if unknown:
         raise TypeError(format_unknown_names("args", unknown, names))
-    args = ModuleArguments(**source)
+    args = ModuleArguments(**{name: _parse_number(name, value) for name, value in source.items()})
     replacements = [EARLIER_NAMES[name].replaced_by for name in source if name in EARLIER_NAMES]
     vars(args)["explicit_names"] = [*source, *replacements]
     return args
+
+
+def _parse_number(name: str, value: Any) -> Any:
+    """Return the number of a text, as YAML reads 5e-5 and LightningCLI the values of a plain dict."""
+    hint = _hints().get(name)
+    kinds = {*get_args(hint)} or {hint}
+    if not isinstance(value, str) or str in kinds:
+        return value
+    for kind in kinds & {int, float}:
+        with suppress(ValueError):
+            return kind(value)
+    with suppress(ValueError):
+        return truth(value) if bool in kinds else value
+    return value
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(ModuleArguments)
 
 
 def to_trainer_arguments(args: TrainingArguments) -> TrainingArguments:

@@ -35,6 +35,7 @@ from littrainer.lightning.batches import (
     TrainingBatches,
     parse_positions,
 )
+from littrainer.lightning.ignored_arguments import ArgumentsSource
 from littrainer.lightning_adapter.lightning_internals import RecordingBatchSampler
 from littrainer.loop.checks import check_is_dataset, check_not_empty
 from littrainer.loop.plan import describe_empty_loader
@@ -90,7 +91,7 @@ class TrainerDataModule(pl.LightningDataModule):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         test_dataset: Any = None,
-        args: dict[str, Any] | TrainingArguments | None = None,
+        args: ArgumentsSource = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         processing_class: Any = None,
         model: Any = None,
@@ -256,7 +257,7 @@ class TrainerDataModule(pl.LightningDataModule):
         label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
         accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name, description)
+            source, dataset = dataset, drop_extra_columns(dataset, accepted, model, description)
             warn_about_dropped_lengths(args, source, dataset)
             names: Any = [name for name in source.column_names if name not in accepted]
         else:

@@ -1,16 +1,16 @@
-"""The training arguments that a module ignores, and Lightning's equivalents."""
+"""The training arguments that a module uses or ignores, and Lightning's equivalents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
 from littrainer.arguments.destinations import READERS
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.lightning.arguments import get_changed_arguments
+from littrainer.lightning.arguments import ModuleArguments, get_changed_arguments
 
 WARNINGS = WarningCache()
 
@@ -102,6 +102,23 @@ MODULE_ARGUMENTS = frozenset(
 }
 
 
+if TYPE_CHECKING:
+    TrainingArgumentsDict = dict[str, Any]
+    ArgumentsSource = dict[str, Any] | TrainingArguments | None
+else:
+    # LightningCLI lists the keys of a TypedDict, and parses their values by type.
+    _used = sorted(DATA_MODULE_ARGUMENTS | MODULE_ARGUMENTS | {"max_grad_norm"})
+    _hints = {**get_type_hints(ModuleArguments), "generation_config": Any, "accelerator_config": Any}
+    TrainingArgumentsDict = TypedDict("TrainingArgumentsDict", {name: _hints[name] for name in _used}, total=False)
+    _help = {name: ModuleArguments.__dataclass_fields__[name].metadata["help"] for name in _used}
+    TrainingArgumentsDict.__doc__ = "\n".join(
+        ["Training arguments of a module and its data, by name.", "", "Args:"]
+        + [f"    {name}: {text}" for name, text in _help.items()]
+    )
+    # Errors and warnings about other names are those of the module.
+    ArgumentsSource = TrainingArgumentsDict | dict[str, Any] | None
+
+
 def _matches_save_strategy(args: TrainingArguments, pl_trainer: Any) -> bool:
     return (args.save_strategy != "no") is bool(pl_trainer.checkpoint_callbacks)
 
@@ -148,11 +165,16 @@ MATCHES: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+# Arguments that are compared in spite of their default value, if a script names them.
+COMPARED_DEFAULTS = ("num_train_epochs", "gradient_accumulation_steps", "max_grad_norm", "logging_steps")
+
+
 def warn_of_ignored_arguments(args: TrainingArguments, pl_trainer: Any) -> None:
     """Warn once per run of arguments that neither module nor data module uses."""
     ignored: list[str] = []
     explicit_names = getattr(args, "explicit_names", None)
-    for name, value in get_changed_arguments(args).items():
+    defaults = {name: getattr(args, name) for name in COMPARED_DEFAULTS if name in (explicit_names or ())}
+    for name, value in (defaults | get_changed_arguments(args)).items():
         if explicit_names is not None and name not in explicit_names:
             # The value follows from another argument.
             continue

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.weights import COMPILED_PART, match_to_model, materialize_expanded_tensors
@@ -30,7 +30,7 @@ from littrainer.evaluation.prediction import (
 from littrainer.evaluation.streaming import make_streaming_metrics
 from littrainer.lightning.arguments import resolve_arguments
 from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, add_prefix, is_monitored
-from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
+from littrainer.lightning.ignored_arguments import ArgumentsSource, warn_of_ignored_arguments
 from littrainer.lightning.model_source import (
     call_model_factory,
     checkpoint_metadata,
@@ -44,6 +44,7 @@ from littrainer.lightning.preparation import (
     count_training_steps,
     get_model_inputs,
     make_schedule,
+    note_unstacked_inputs,
     set_training_mode,
     shard_model,
 )
@@ -61,6 +62,8 @@ from littrainer.optim.optimizers import build_optimizer, get_optimizer_class_and
 from littrainer.optim.parameter_groups import get_decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import is_metric_driven
 from littrainer.optim.stepping import clip_gradient_norm, has_fused_backward, step_with_closure
+from littrainer.runtime.notes import add_note
+from littrainer.runtime.tracebacks import shorten_tracebacks
 
 
 class TransformersModule(ClosureFirstModule):
@@ -70,7 +73,7 @@ class TransformersModule(ClosureFirstModule):
         model: the module to train, whose forward returns the loss under `"loss"` or as first element of a tuple; a name
             or folder for `from_pretrained`; or a function that makes the model, called in `configure_model`.
         args: training arguments, or a dict of them. A warning lists arguments that the lightning.Trainer decides
-            instead.
+            instead. On LightningCLI's command line `--model.args.help` lists them.
         model_class: the class of a model that is loaded by name, such as "AutoModelForSequenceClassification".
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated with
             each batch.
@@ -102,7 +105,7 @@ class TransformersModule(ClosureFirstModule):
         self,
         # LightningCLI takes the first type that fits, so `str`, for names of functions, is late.
         model: nn.Module | Callable[..., Any] | str | Mapping[str, Any] | None = None,
-        args: dict[str, Any] | TrainingArguments | None = None,
+        args: ArgumentsSource = None,
         *,
         model_class: Any = None,
         compute_metrics: Callable[..., Any] | Mapping[str, Any] | None = None,
@@ -332,6 +335,18 @@ class TransformersModule(ClosureFirstModule):
         """Undo the preparations for a training."""
         self._preparations.close()
 
+    def handle_error(self, error: BaseException) -> None:
+        """Undo the preparations, explain a folder without its plugin, and remove Lightning's calls from tracebacks."""
+        self.undo_preparations()
+        folder = Path(str(getattr(error, "filename", "")))
+        if isinstance(error, IsADirectoryError) and (folder / TRAINER_STATE_NAME).is_file():
+            add_note(
+                error,
+                f"{folder} is a checkpoint of a Trainer: pass plugins=[TransformersCheckpointIO(module)] to "
+                f"lightning.Trainer, or convert it with littrainer.checkpoint_to_lightning({str(folder)!r}, 'x.ckpt').",
+            )
+        shorten_tracebacks(error, error.__traceback__)
+
     def on_train_start(self) -> None:
         """Put optimizers into training mode in Lightning's trials."""
         if not has_run_hooks(self.trainer):
@@ -393,7 +408,11 @@ class TransformersModule(ClosureFirstModule):
         return value
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
-        value, outputs = self.compute_loss(dict(inputs), number)
+        try:
+            value, outputs = self.compute_loss(dict(inputs), number)
+        except (AttributeError, TypeError) as error:
+            note_unstacked_inputs(error, inputs)
+            raise
         return losses.scale_for_gradient_mean(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
@@ -635,7 +654,8 @@ class RunHooks(pl.Callback):
 
     setup = _module_hook(lambda module, trainer, stage: module.check_run(trainer, stage))
     on_fit_start = _module_hook(lambda module, trainer: module.prepare_training())
-    on_fit_end = on_exception = _module_hook(lambda module, trainer, *error: module.undo_preparations())
+    on_fit_end = _module_hook(lambda module, trainer: module.undo_preparations())
+    on_exception = _module_hook(lambda module, trainer, error: module.handle_error(error))
     on_train_start = _module_hook(lambda module, trainer: module.set_optimizer_modes("train"))
     # Schedule-free optimizers then leave the averaged weights.
     on_train_end = _module_hook(lambda module, trainer: module.set_optimizer_modes("eval"))

@@ -21,7 +21,7 @@ from littrainer.loop.loss_normalization import UNKNOWN, LossReduction
 from littrainer.model.facts import read_model_facts
 from littrainer.optim.schedules import get_scheduler
 from littrainer.runtime.lazy_isinstance import is_a
-from littrainer.runtime.notes import kind_of
+from littrainer.runtime.notes import add_note, kind_of
 from littrainer.strategies.model_wrapping import AUTOCAST_DTYPES
 
 UNKNOWN_LENGTH = (
@@ -40,6 +40,17 @@ def get_model_inputs(batch: Any) -> dict[str, Any]:
             "on_after_batch_transfer."
         )
     return dict(batch)
+
+
+def note_unstacked_inputs(error: BaseException, inputs: Mapping[str, Any]) -> None:
+    """Add a note about lists in a batch, as a DataLoader collates rows of a `datasets.Dataset`."""
+    names = [name for name, value in inputs.items() if isinstance(value, list)]
+    if names:
+        add_note(
+            error,
+            f"{', '.join(map(repr, names))} of the batch is a list and no tensor: give the DataLoader "
+            "dataset.with_format('torch'), or lightning.Trainer a TrainerDataModule(dataset).",
+        )
 
 
 class ModuleLossSettings:

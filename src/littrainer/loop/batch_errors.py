@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.data.columns import read_first_sample, suggest_renaming
+from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, find_text
+from littrainer.data.columns import advise_on_model_kind, read_first_sample, suggest_renaming
 from littrainer.data.workers import MAX_NAMED, READING
 from littrainer.model.facts import base_model
 from littrainer.runtime.nested_values import describe
@@ -218,6 +219,36 @@ def _advise_on_missing_input(context: ErrorContext) -> str | None:
     )
 
 
+def _advise_on_padding(context: ErrorContext) -> str | None:
+    """Return advice for a sample that DataCollatorWithPadding cannot pad."""
+    sample = context.sample()
+    name = next((name for name in ("labels", *LABEL_NAMES) if sample.get(name) is not None), None)
+    if name is None:
+        return None
+    if (text := find_text(sample[name])) is not None:
+        return f"{TEXT_LABELS.format(name, text)}."
+    if not isinstance(sample[name], (list, tuple)):
+        return None
+    return (
+        f"{name!r} is a list, which DataCollatorWithPadding does not pad: pass DataCollatorForTokenClassification or "
+        "DataCollatorForSeq2Seq as data_collator."
+    )
+
+
+def _advise_on_untokenized(context: ErrorContext) -> str:
+    columns = ", ".join(context.sample())
+    text = next((name for name, value in context.sample().items() if find_text(value) is not None), "text")
+    return (
+        f"The dataset has {columns}, and no tokens: tokenize it first, such as "
+        f"dataset.map(lambda rows: tokenizer(rows[{text!r}], truncation=True), batched=True)."
+    )
+
+
+def _advise_on_module_kind(context: ErrorContext) -> str | None:
+    advice = advise_on_model_kind(context.model)
+    return advice and f"{advice}."
+
+
 def _advise_on_unknown_input(context: ErrorContext) -> str | None:
     name = re.search(r"forward\(\) got an unexpected keyword argument '(\w+)'", str(context.error))
     if name is None or not isinstance(context.batch, Mapping) or name.group(1) not in context.batch:
@@ -295,6 +326,9 @@ RULES: list[tuple[str, Callable[[ErrorContext], str | None] | str]] = [
     ("exactly one of input_ids or inputs_embeds|have to specify (either )?input_ids", _advise_on_missing_input),
     (r"forward\(\) missing \d+ required positional argument", _advise_on_missing_input),
     ("got an unexpected keyword argument", _advise_on_unknown_input),
+    ("Unable to create tensor, you should probably activate", _advise_on_padding),
+    ("You should supply an encoding", _advise_on_untokenized),
+    ('missing the required "forward" function', _advise_on_module_kind),
     ("does not require grad and does not have a grad_fn", _advise_on_no_gradient),
     ("OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate", _advise_on_memory),
     (

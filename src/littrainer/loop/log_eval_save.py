@@ -89,10 +89,13 @@ def update_best_metric(args: TrainingArguments, state: TrainerState, metrics: di
     name = args.metric_for_best_model
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
+        names = [metric for metric in sorted(metrics) if not metric.endswith(("epoch", "_runtime", "_per_second"))]
+        advice = f"They are {', '.join(names)}: name one of these, or return {name!r} from compute_metrics."
+        if not names:
+            advice = "There are none: the eval_dataset seems to have no labels, which loss and compute_metrics need."
         raise KeyError(
             f"metric_for_best_model={args.metric_for_best_model!r} means {name!r}, which is not found in the "
-            f"evaluation metrics. They are {', '.join(sorted(metrics))}: name one of these, or return {name!r} from "
-            "compute_metrics."
+            f"evaluation metrics. {advice}"
         )
     value = metrics[name]
     if not _is_number(value):

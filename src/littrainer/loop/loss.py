@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, find_text
-from littrainer.data.columns import find_accepted_columns, make_unnamed_batch_error, read_first_sample, suggest_renaming
+from littrainer.data.columns import (
+    advise_on_model_kind,
+    find_accepted_columns,
+    make_unnamed_batch_error,
+    read_first_sample,
+    suggest_renaming,
+)
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
 from littrainer.distributed.collectives import gather_across_processes, get_world_size, reduce_across_processes
 from littrainer.model.facts import is_causal_lm, unwrap_user_model
@@ -133,6 +139,7 @@ def _extract_loss(settings: LossSettings, outputs: Any, model: Any, inputs: dict
     if missing:
         advice = _missing_labels(read_first_sample(settings, not model.training), missing[0], model)
         hint = f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): {advice}"
+    hint = advise_on_model_kind(model) or hint
     raise ValueError(
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
         "compute_loss_func."

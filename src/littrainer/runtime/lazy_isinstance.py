@@ -31,6 +31,10 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
     ),
+    "lightning module": (
+        ("lightning.pytorch.core.module", "LightningModule"),
+        ("pytorch_lightning.core.module", "LightningModule"),
+    ),
     "accelerator": (("accelerate.accelerator", "Accelerator"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
     "pruned trial": (("optuna.exceptions", "TrialPruned"),),

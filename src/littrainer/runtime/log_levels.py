@@ -16,6 +16,8 @@ else:
 
 OURS, THEIRS = "littrainer", "transformers"
 TRAINER_OF_TRANSFORMERS = "transformers.trainer"
+# The default format of transformers, which names its package in each line.
+DEFAULT_FORMAT = f"[{THEIRS}] %(message)s"
 # Lowest level, if another logger decides; 0 would inherit the root logger's level.
 ALL = 1
 DEFAULT_LEVELS = (logging.NOTSET, ALL, logging.WARNING)
@@ -41,10 +43,19 @@ class _Console(StreamHandler):
             record.name = TRAINER_OF_TRANSFORMERS
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
             if theirs.isEnabledFor(record.levelno):
+                record.package = OURS
+                _name_package_in_lines()
                 theirs.handle(record)
         # At each record, since a script may add handlers later.
         elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
             super().emit(record)
+
+
+def _name_package_in_lines() -> None:
+    """Let transformers' handlers write `[littrainer]` before messages of littrainer, in the default format."""
+    for handler in logging.getLogger(THEIRS).handlers:
+        if handler.formatter is not None and handler.formatter._fmt == DEFAULT_FORMAT:
+            handler.setFormatter(logging.Formatter("[%(package)s] %(message)s", defaults={"package": THEIRS}))
 
 
 _console = _Console()

@@ -18,7 +18,7 @@ INTERNAL_PACKAGES = frozenset(
     {"littrainer", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
 )
 # Packages of decorators and contexts between internal calls.
-WRAPPING_PACKAGES = frozenset({"torch", "contextlib", "functools"})
+WRAPPING_PACKAGES = frozenset({"torch", "contextlib", "functools", "optuna", "concurrent"})
 # Attribute of a KeyboardInterrupt for the lines to print; empty except in the first process.
 LINES = "_littrainer_lines"
 _reports: list[Callable[[BaseException], None]] = []
@@ -39,12 +39,22 @@ class ShortTraceback(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, raised_in: TracebackType | None
     ) -> None:
-        if error is None or raised_in is None or should_show_full_tracebacks():
-            return
-        # An error here must not replace the first.
-        with suppress(Exception):
-            for link in error_and_reasons(error):
-                _shorten(raised_in if link is error else link.__traceback__)
+        if error is not None and raised_in is not None:
+            shorten_tracebacks(error, raised_in)
+
+
+def shorten_tracebacks(error: BaseException, raised_in: TracebackType | None) -> None:
+    """Remove internal calls from the tracebacks of an error and of its reasons.
+
+    Parameters:
+        raised_in: the traceback of the error itself.
+    """
+    if should_show_full_tracebacks():
+        return
+    # An error here must not replace the first.
+    with suppress(Exception):
+        for link in error_and_reasons(error):
+            _shorten(raised_in if link is error else link.__traceback__)
 
 
 def error_and_reasons(error: BaseException) -> Iterator[BaseException]:

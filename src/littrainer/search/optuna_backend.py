@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.distributed.failures import is_running
 from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.tracebacks import shorten_tracebacks
 from littrainer.runtime.weak_attributes import load_in_thread
 from littrainer.search.distributed_search import reject_multiple_processes, search_with_all
 from littrainer.search.parameters import SearchMistake
@@ -31,6 +33,7 @@ from littrainer.search.record import (
     BestRun,
     SearchRecord,
     TrialRecord,
+    delete_models_of_other_trials,
     format_error,
     make_no_trial_error,
 )
@@ -49,18 +52,30 @@ STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUN
 
 
 def run_hp_search_optuna(
-    trainer: TrainerContext, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
+    trainer: TrainerContext,
+    n_trials: int | None,
+    direction: str | Sequence[str],
+    keep_best_trial: bool = False,
+    **kwargs: Any,
 ) -> BestRun | list[BestRun]:
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it."""
     optuna = load_in_thread(__import__, "optuna")
     study_names = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
     optimize_names = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
     for name in kwargs.keys() - study_names - optimize_names:
-        near = suggest_name(name, ["direction", "n_trials", *study_names, *optimize_names])
+        near = suggest_name(name, ["direction", "n_trials", "keep_best_trial", *study_names, *optimize_names])
         raise TypeError(
             f"hyperparameter_search was given {name}, which neither optuna.create_study nor optuna.Study.optimize "
             f"takes ({near})."
         )
+    args, pruner = trainer.args, kwargs.get("pruner")
+    has_evaluations = args.eval_strategy not in (None, IntervalStrategy.NO) or args.eval_minutes is not None
+    if pruner is not None and not isinstance(pruner, optuna.pruners.NopPruner) and not has_evaluations:
+        raise ValueError(
+            f"{type(pruner).__name__} stops trials by their evaluations during training, and eval_strategy='no' gives "
+            "none: set eval_strategy='steps' or 'epoch' in the arguments, or pass no pruner."
+        )
+    trainer.session.search.keeps_best_trial = keep_best_trial
     for_study = {name: value for name, value in kwargs.items() if name in study_names - {"storage"}}
     for_optimize = {name: value for name, value in kwargs.items() if name in optimize_names}
     catch = for_optimize.pop("catch", None)
@@ -73,7 +88,16 @@ def run_hp_search_optuna(
     def search(run_trial: Callable[[Any], Any]) -> BestRun | list[BestRun]:
         with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder:
             shared = storage if jobs == 1 else _storage_for_processes(storage, folder)
-            study = optuna.create_study(storage=shared, directions=directions, **for_study)
+            try:
+                study = optuna.create_study(storage=shared, directions=directions, **for_study)
+            except Exception as error:
+                if not is_a(error, "storage error"):
+                    raise
+                reason = getattr(error, "orig", None) or str(error).partition("\n")[0]
+                raise ValueError(
+                    f"The storage of the study cannot be opened ({reason}): look at storage=. SQLite creates the "
+                    "file, but not its folder."
+                ) from None
             _check_directions(study, directions)
             current = OptunaSearch(trainer, study, run_trial, catch)
             remaining = n_trials if storage is None or n_trials is None else current.resume(n_trials)
@@ -214,6 +238,8 @@ class OptunaSearch:
             if is_a(error, "pruned trial"):
                 raise
             trial.set_user_attr(ERROR, format_error(error))
+            # Optuna prints the traceback.
+            shorten_tracebacks(error, error.__traceback__)
             if not is_trial_failure(error, self.catch):
                 self.error = self.error or error
                 self.study.stop()
@@ -222,15 +248,18 @@ class OptunaSearch:
         finally:
             # After an early failure `hp_name` may miss a parameter.
             with contextlib.suppress(Exception):
-                # Parameters drawn in another process are in the storage only.
-                named = trial if trial.params else self.study._storage.get_trial(trial._trial_id)
-                folder = self.trainer._get_output_dir(named)
+                if not trial.params:
+                    # Parameters drawn in another process are in the storage only; Optuna's line shows these.
+                    trial._cached_frozen_trial = self.study._storage.get_trial(trial._trial_id)
+                folder = self.trainer._get_output_dir(trial)
                 if os.path.isdir(folder):
                     trial.set_user_attr(FOLDER, folder)
 
     def write_record(self, *_: Any) -> None:
         with self._lock:
             self._record.update(self._collect_trial_records())
+            if self.trainer.session.search.keeps_best_trial:
+                delete_models_of_other_trials(self._record.search)
 
     def _collect_trial_records(self) -> list[TrialRecord]:
         trials = self.study.get_trials(deepcopy=False)

@@ -85,13 +85,14 @@ def get_drawn_parameters(trial: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in trial.items() if name not in IGNORED_CONFIG_KEYS}
 
 
-def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
+def set_parameters(args: Any, parameters: Mapping[str, Any], refuses_unknown: bool = False) -> set[str]:
     """Set all arguments to the parameters of a trial, or none if any fails; return the names of changed arguments.
 
-    As in transformers, unknown names are skipped with a warning.
+    Parameters:
+        refuses_unknown: raise for an unknown name, which is skipped with a warning otherwise, as in transformers.
 
     Raises:
-        SearchMistake: a value has the wrong type.
+        SearchMistake: a value has the wrong type, or a name is refused.
         ValueError, NotImplementedError: a value is out of range, contradicts another or is not supported.
     """
     candidate = copy.copy(args)
@@ -103,7 +104,10 @@ def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
         elif hasattr(args, name):
             setattr(candidate, name, convert_parameter(args, name, value))
         else:
-            _warn_of_unknown(name, args.__class__)
+            message = _describe_unknown(name, args.__class__)
+            if refuses_unknown:
+                raise SearchMistake(f"{message} Let model_init take the trial if the model needs it.")
+            _warn_of_unknown(message)
     resolve_arguments(candidate, parameters)
     changed = {name for name, value in vars(candidate).items() if has_changed(value, vars(args).get(name))}
     vars(args).update(vars(candidate))
@@ -129,13 +133,14 @@ def convert_parameter(args: Any, name: str, value: Any) -> Any:
         ) from error
 
 
-@cache
-def _warn_of_unknown(name: str, cls: type) -> None:
+def _describe_unknown(name: str, cls: Any) -> str:
     names = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
-    logger.warning(
-        f"A trial sets {name}, which {cls.__name__} does not have, {suggest_name(name, names)} It counts only if "
-        "model_init takes the trial and reads it."
-    )
+    return f"A trial sets {name}, which {cls.__name__} does not have, {suggest_name(name, names)}"
+
+
+@cache
+def _warn_of_unknown(message: str) -> None:
+    logger.warning(f"{message} It counts only if model_init takes the trial and reads it.")
 
 
 def resolve_arguments(args: Any, changed: Container[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +28,9 @@ INTERRUPTED = "it was interrupted"
 """The error of a trial that was running at the end of its search."""
 MAXIMIZE = "maximize"
 MAX_ERROR_CHARACTERS = 2000
+MAX_SHOWN_TRIALS = 5
+# Folder of a trial's model in its run folder, with `keep_best_trial`.
+MODEL_FOLDER = "model"
 
 
 class BestRun(NamedTuple):
@@ -130,8 +135,14 @@ class SearchRecord:
             )
 
 
-def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
-    """Return the first complete trial with the best objective, or the Pareto-optimal trials."""
+def find_best_trials(
+    trials: Sequence[TrialRecord], directions: Sequence[str], max_trials: int = 1
+) -> list[TrialRecord]:
+    """Return the complete trials with the best objectives, of equal trials the earlier first; or the Pareto front.
+
+    Parameters:
+        max_trials: for a single objective.
+    """
     signs = [-1.0 if direction == MAXIMIZE else 1.0 for direction in directions]
     costs: list[tuple[list[float], TrialRecord]] = []
     for trial in trials:
@@ -139,8 +150,40 @@ def find_best_trials(trials: Sequence[TrialRecord], directions: Sequence[str]) -
         if trial.state == COMPLETE and len(values) == len(signs) and not any(map(math.isnan, values)):
             costs.append(([sign * value for sign, value in zip(signs, values, strict=True)], trial))
     if len(signs) == 1:
-        return [min(costs, key=lambda entry: entry[0])[1]] if costs else []
+        return [trial for _, trial in sorted(costs, key=lambda entry: entry[0])[:max_trials]]
     return [trial for cost, trial in costs if not any(_dominates(other, cost) for other, _ in costs)]
+
+
+def format_best_trials(search: StoredSearch) -> str:
+    """Return a table of the best trials, with rounded values; empty if no trial was completed."""
+    best = find_best_trials(search.trials, search.directions, MAX_SHOWN_TRIALS)[:MAX_SHOWN_TRIALS]
+    if not best:
+        return ""
+    counts = Counter(trial.state for trial in search.trials)
+    names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
+    objectives = search.objective_names or ["objective"] * len(search.directions)
+    rows = [["trial", *objectives, *names]]
+    for trial in best:
+        values = [*trial.objectives(), *(trial.parameters.get(name, "") for name in names)]
+        rows.append([trial.id, *map(format_value, values)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    title = f"Best of {len(search.trials)} trials ({', '.join(f'{count} {state}' for state, count in counts.items())}):"
+    models = [Path(trial.folder, MODEL_FOLDER) for trial in best if trial.folder is not None]
+    return "\n".join([title, *lines, *(f"Kept model: {folder}" for folder in models if folder.is_dir())])
+
+
+def format_value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def delete_models_of_other_trials(search: StoredSearch) -> None:
+    """Delete the models that ended trials have saved for `keep_best_trial`, except those of the best."""
+    # `hp_name` may give trials the same folder.
+    kept = {trial.folder for trial in find_best_trials(search.trials, search.directions)}
+    for trial in search.trials:
+        if trial.state != RUNNING and trial.folder is not None and trial.folder not in kept:
+            shutil.rmtree(Path(trial.folder, MODEL_FOLDER), ignore_errors=True)
 
 
 def _dominates(cost: list[float], other: list[float]) -> bool:

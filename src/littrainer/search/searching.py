@@ -6,12 +6,14 @@ import contextlib
 import copy
 import importlib
 import operator
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggest_name
+from littrainer.callbacks.progress import has_log_display
 from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.remote import upload_files
 from littrainer.loop.overrides import find_overrides
@@ -20,7 +22,7 @@ from littrainer.runtime.notes import kind_of
 from littrainer.runtime.remote_folder import get_remote_url
 from littrainer.search.backends import find_backend
 from littrainer.search.parameters import call_space, get_drawn_parameters, has_changed, set_parameters
-from littrainer.search.record import BestRun
+from littrainer.search.record import BestRun, UnreadableRecord, format_best_trials, load_search_record
 from littrainer.search.trial import default_compute_objective
 
 DIRECTIONS = ("minimize", "maximize")
@@ -69,6 +71,11 @@ def hyperparameter_search(
         best: Any = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
     if trainer.args.should_save:
         upload_files(trainer.args.output_dir)
+    if trainer.is_world_process_zero() and has_log_display(trainer.callback_handler.callbacks):
+        # A script's backend may write no record.
+        with contextlib.suppress(OSError, UnreadableRecord):
+            if table := format_best_trials(load_search_record(trainer.args.output_dir)):
+                print(f"{table}\nAll trials: littrainer report {shlex.quote(str(trainer.args.output_dir))}")
     return best
 
 
@@ -115,7 +122,7 @@ def searching(trainer: TrainerContext, backend: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        search.backend = None
+        search.backend, search.keeps_best_trial = None, False
         trainer.release_training_memory()
         changed = {name for name, value in vars(args).items() if has_changed(value, values.get(name))}
         vars(args).clear()

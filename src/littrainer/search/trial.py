@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
-import logging
+import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
+from littrainer.callbacks.progress import has_log_display
 from littrainer.distributed.collectives import PeerLostError, broadcast_object, raise_on_all_ranks
-from littrainer.runtime.notes import kind_of
+from littrainer.runtime.lazy_isinstance import is_a
+from littrainer.runtime.notes import add_note, kind_of
 from littrainer.search.parameters import (
     SearchMistake,
     call_space,
@@ -24,13 +26,14 @@ from littrainer.search.parameters import (
     resolve_arguments,
     set_parameters,
 )
+from littrainer.search.record import MODEL_FOLDER, format_value
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.trainer_context import TrainerContext
 
-logger = logging.getLogger(__name__)
-
+# Packages whose callbacks and Trainers read no parameters of trials.
+LIBRARIES = ("littrainer", "transformers")
 # Hyperparameters can cause these errors; any other error would occur in each further trial too.
 TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
 
@@ -48,6 +51,7 @@ class SearchState:
         seeds_of_models: trial -> the seed of its model.
         seed_for_model: seed of a training after `apply_best` -> the seed of its model.
         saves_each_report: whether Ray's scheduler may pause the trial at any report.
+        keeps_best_trial: whether each trial saves its model, of which the best remains.
     """
 
     space: Any = None
@@ -62,6 +66,7 @@ class SearchState:
     seeds_of_models: dict[str, int] = field(default_factory=dict)
     seed_for_model: dict[int, int] = field(default_factory=dict)
     saves_each_report: bool = False
+    keeps_best_trial: bool = False
 
 
 def is_trial_failure(error: BaseException, catch: tuple[type[Exception], ...] = TRIAL_FAILURES) -> bool:
@@ -102,6 +107,8 @@ def run_trial(
             search.objective = evaluate_objective(search.compute_objective, metrics)
             if on_last_evaluation is not None:
                 on_last_evaluation(metrics)
+        if search.keeps_best_trial:
+            trainer.save_model(os.path.join(get_trial_folder(search, trainer.args.output_dir, trial), MODEL_FOLDER))
         return search.objective
     finally:
         for callback, state in states.items():
@@ -142,9 +149,18 @@ def set_up_trial(trainer: TrainerContext, trial: Any) -> None:
     if not is_search_trial(search, trial):
         return
     parameters = get_drawn_parameters(trial) if isinstance(trial, Mapping) else call_space(search.space, trial)
-    changed = set_parameters(trainer.args, parameters)
-    logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
+    if trainer.is_world_process_zero() and has_log_display(trainer.callback_handler.callbacks):
+        shown = ", ".join(f"{name}={format_value(value)}" for name, value in parameters.items())
+        print(f"Trial {get_trial_id(search.backend, trial)}: {shown}", flush=True)
+    readers = [trainer, *trainer.callback_handler.callbacks]
+    is_read = _has_script_classes(readers) or bool(inspect.signature(trainer.model_init).parameters)  # type: ignore[arg-type]
+    changed = set_parameters(trainer.args, parameters, refuses_unknown=not is_read)
     trainer.apply_changed_arguments(changed)
+
+
+def _has_script_classes(readers: Sequence[Any]) -> bool:
+    """Return whether a Trainer or callback of the script may read a parameter that is no argument."""
+    return any(type(reader).__module__.partition(".")[0] not in LIBRARIES for reader in readers)
 
 
 # ---- The reports of a trial ------------------------------------------------------------------------------------------
@@ -161,7 +177,12 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
 def evaluate_objective(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
     """Return the objective of an evaluation, a number or a list of numbers, from the first process."""
     with raise_on_all_ranks("computing the objective"):
-        value = compute_objective(dict(metrics))
+        try:
+            value = compute_objective(dict(metrics))
+        except Exception as error:
+            if not is_a(error, "pruned trial"):
+                add_note(error, f"compute_objective received the metrics {', '.join(metrics)}.")
+            raise
         has_several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
         objective = [_require_number(entry) for entry in value] if has_several else _require_number(value)
     return broadcast_object(objective)

@@ -7,6 +7,7 @@ draws, reports and prunes through the storage of the study.
 from __future__ import annotations
 
 import contextlib
+import io
 import operator
 import os
 import pickle
@@ -181,9 +182,45 @@ def main(pipe: str, outcome_file: str) -> None:
     """Run a trial and write its outcome, in the trial's process."""
     # A background process ignores Ctrl-C, and its child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Parallel trials print to the same console.
+    label = f"[trial {Path(outcome_file).stem}] "
+    sys.stdout, sys.stderr = LabelledLines(sys.stdout, label), LabelledLines(sys.stderr, label)
     threading.Thread(target=_end_with_search, args=(int(pipe),), name="littrainer-search", daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         write_atomically(outcome_file, _pickle_outcome())
+
+
+class LabelledLines(io.TextIOBase):
+    """A text stream that begins each line with a label, and writes complete lines only.
+
+    Parameters:
+        stream: the stream to write to.
+        label: such as `[trial 3] `.
+    """
+
+    def __init__(self, stream: Any, label: str):
+        self._stream, self._label, self._line = stream, label, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        self._stream.write("".join(f"{self._label}{line}\n" for line in lines))
+        self._stream.flush()
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(self._stream.encoding)
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def close(self) -> None:
+        """Write an unfinished last line; the stream itself stays open."""
+        if self._line:
+            self.write("\n")
 
 
 def _end_with_search(pipe: int) -> None:
