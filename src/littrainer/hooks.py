@@ -37,7 +37,7 @@ from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
 from littrainer.data.limits import count_development_batches, is_overfit_run
-from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
+from littrainer.data.loaders import PrefetchLoader, build_loader, find_batch_size, has_length
 from littrainer.data.packing import pack_documents
 from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
@@ -50,6 +50,7 @@ from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
 from littrainer.loop.checks import check_arguments, check_construction
+from littrainer.loop.chunked_loss import keep_logits
 from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
 from littrainer.loop.overrides import find_overrides
@@ -403,7 +404,10 @@ class TrainerHooks(TrainerAttributesBase):
         if is_trial or args.auto_find_batch_size:
             agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
-            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            keywords = {"return_outputs": True} if args.log_loss_terms else {}
+            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **keywords)
+        if args.log_loss_terms:
+            value, _ = self.session.tracked.add_loss_terms(value)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
             empty_device_cache()
         return loss.scale_for_accumulation(self, value, num_items_in_batch)
@@ -560,12 +564,14 @@ class TrainerHooks(TrainerAttributesBase):
             num_items = self._get_num_items_in_batch([inputs], self.args.device)
 
         value = None
-        with torch.no_grad(), self.compute_loss_context_manager():
+        with torch.no_grad(), self.compute_loss_context_manager(), keep_logits(self.args, not prediction_loss_only):
             if has_loss:
                 if self.args.use_liger_kernel and prediction_loss_only:
                     # Liger's fused loss needs no logits.
                     inputs = {**inputs, "skip_logits": True}
                 result = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+                if self.args.log_loss_terms:
+                    result = self.session.evaluated.add_loss_terms(result, find_batch_size(inputs) or 1)
                 value, outputs = prediction.unpack_loss(result, type(self).__name__)
             else:
                 outputs = model(**inputs)

@@ -75,7 +75,8 @@ class TrainingSession:
         model_is_prepared: whether the model is wrapped for evaluation.
         loss: the running sum of losses.
         loss_reduction: how the model reduces its loss, as detected in the first window.
-        tracked: values of `Trainer.track`.
+        tracked: values of `Trainer.track`, and loss terms.
+        evaluated: loss terms of an evaluation.
         health: detects non-finite numbers and spikes.
         run: None before the training begins.
         began: `time.monotonic()` at the start of `train()`.
@@ -101,6 +102,7 @@ class TrainingSession:
     loss: RunningLoss = field(default_factory=RunningLoss)
     loss_reduction: LossReduction = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
+    evaluated: TrackedMeans = field(default_factory=TrackedMeans)
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
     is_in_train: bool = False

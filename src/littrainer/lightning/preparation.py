@@ -60,6 +60,7 @@ class ModuleLossSettings:
             world_size=1,
             average_tokens_across_devices=args.average_tokens_across_devices,
             loss_normalization=args.loss_normalization,
+            chunked_loss=False,
         )
         self.compute_loss_func = compute_loss_func
         self.label_smoother = make_label_smoother(model, args.label_smoothing_factor)

@@ -28,6 +28,7 @@ from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.evaluation.streaming import make_streaming_metrics
+from littrainer.loop.chunked_loss import find_head
 from littrainer.loop.loss import reduces_to_micro_batch_mean
 from littrainer.loop.overrides import accept_earlier_signatures, find_overrides, refuse_ignored_overrides
 from littrainer.runtime.log_levels import apply_log_level
@@ -184,6 +185,7 @@ def check_construction(trainer: Any) -> None:
 
         check_deepspeed(trainer.args, get_lightning_keywords(trainer))
     check_limits(trainer)
+    _check_chunked_loss(trainer)
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
         raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
     if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
@@ -317,6 +319,7 @@ def check_before_training(trainer: Any) -> None:
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
+    _check_chunked_loss(trainer)
     check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
     is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
     check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
@@ -341,6 +344,24 @@ def check_before_training(trainer: Any) -> None:
         # Making the loader raises for samples without a length or too long samples.
         for name in trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else (None,):
             trainer.get_eval_dataloader(name)
+
+
+def _check_chunked_loss(trainer: Any) -> None:
+    if not trainer.args.chunked_loss:
+        return
+    plan, code = get_sharding_plan(trainer.args), getattr(inspect.unwrap(trainer.compute_loss), "__code__", None)
+    is_split = trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1 or (plan is not None and plan.version == 1)
+    reasons = {
+        "compute_loss_func, which takes logits": trainer.compute_loss_func is not None,
+        # The Trainer's calls `compute_loss_and_outputs`.
+        "a compute_loss that does not call the Trainer's": "compute_loss"
+        not in " ".join(getattr(code, "co_names", ["compute_loss"])),
+        "DeepSpeed, FSDP version 1 or tensor parallelism, which split the head": is_split,
+    }
+    for reason in (reason for reason, applies in reasons.items() if applies):
+        raise ValueError(f"chunked_loss=True cannot be combined with {reason}: leave out one of them.")
+    if trainer.model is not None:
+        find_head(trainer.model)
 
 
 def normalize_accelerator_config(args: TrainingArguments) -> None:

@@ -1,0 +1,202 @@
+"""The loss of a language model over chunks of tokens, without the logits of a whole batch (`chunked_loss=True`).
+
+In a forward pass the head returns `DeferredLogits`, which record the operations that the model applies to its logits.
+Their cross entropy calls the head over chunks of tokens, whose logits the backward pass computes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from littrainer.model.facts import base_model, unwrap_user_model
+
+# A chunk has an eighth of the tokens, between these bounds: smaller chunks leave a GPU idle, larger chunks save less.
+MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS, DEFAULT_CHUNKS = 128, 1024, 8
+
+warn_once = functools.cache(logging.getLogger(__name__).warning)
+_needs_logits: ContextVar[bool] = ContextVar("whether the logits of a whole batch are needed", default=False)
+
+
+def is_loss_chunked(args: Any) -> bool:
+    return args.chunked_loss and not _needs_logits.get()
+
+
+@contextlib.contextmanager
+def keep_logits(args: Any, is_needed: bool) -> Iterator[None]:
+    """Compute all logits in a block if they are needed, with a warning in the first such block."""
+    if args.chunked_loss and is_needed:
+        warn_once(
+            "chunked_loss=True: evaluations with predictions or metrics compute the logits of a whole batch. If the "
+            "loss suffices, set prediction_loss_only=True or leave out compute_metrics."
+        )
+    token = _needs_logits.set(is_needed)
+    try:
+        yield
+    finally:
+        _needs_logits.reset(token)
+
+
+def find_head(model: Any) -> tuple[Any, str]:
+    """Return the output layer of a language model and the name of its class.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    base, head = base_model(unwrap_user_model(model)), None
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        head = base.get_output_embeddings()
+    if isinstance(head, nn.Module) and getattr(getattr(head, "weight", None), "ndim", 0) == 2:
+        return head, type(base).__name__
+    raise ValueError(
+        f"chunked_loss=True needs a language model with a linear head, and {type(base).__name__} has none: its "
+        f"get_output_embeddings() gives {type(head).__name__}. Let it return the head, or leave out chunked_loss."
+    )
+
+
+def call_without_logits(model: nn.Module, inputs: dict[str, Any], smoother: Any, num_items_in_batch: Any) -> Any:
+    """Return the outputs of a model, whose loss is computed over chunks of tokens.
+
+    Parameters:
+        smoother: the label smoothing that replaces the model's own loss, or None.
+    """
+    module, name = find_head(model)
+    head = _Head(module, type(module), name)
+    if smoother is not None:
+        head.smoothing, head.divisor = smoother.epsilon, num_items_in_batch
+    # Another class, as under FSDP2, and not another module, which others would miss in the model.
+    module.__class__ = type(head.kind.__name__, (head.kind,), {"__call__": head.defer})
+    try:
+        outputs = model(**inputs)
+    finally:
+        module.__class__ = head.kind
+    if not head.is_called:
+        raise ValueError(head.refuse("another module than get_output_embeddings()"))
+    return outputs
+
+
+@dataclass
+class _Head:
+    module: Any
+    kind: Any
+    model_name: str
+    smoothing: float = 0.0
+    # Divisor of a loss that the model leaves as a mean; None is the number of tokens.
+    divisor: Any = None
+    is_called: bool = False
+
+    def defer(self, hidden: torch.Tensor) -> DeferredLogits:
+        self.is_called = True
+        return DeferredLogits(self, hidden)
+
+    def refuse(self, operation: str) -> str:
+        text = f"chunked_loss=True: the loss of {self.model_name} takes {operation}, and logits are"
+        return f"{text} not computed for a whole batch. Leave out chunked_loss."
+
+    def sum_losses(self, hidden: torch.Tensor, labels: torch.Tensor, change: Callable[..., Any]) -> torch.Tensor:
+        """Call the head, and with it its hooks, once for the sum of all tokens' losses."""
+        forward, replaced = self.module.forward, vars(self.module).get("forward")
+        size = min(max(math.ceil(len(hidden) / DEFAULT_CHUNKS), MIN_CHUNK_TOKENS), MAX_CHUNK_TOKENS)
+
+        def sum_chunk(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return _CrossEntropySum.apply(change(forward(hidden)), labels, self.smoothing)
+
+        def sum_chunks(hidden: torch.Tensor) -> torch.Tensor:
+            chunks = zip(hidden.split(size), labels.split(size), strict=True)
+            return torch.stack([checkpoint(sum_chunk, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+
+        self.module.forward = sum_chunks
+        try:
+            return self.kind.__call__(self.module, hidden)
+        finally:
+            del self.module.forward
+            if replaced is not None:
+                self.module.forward = replaced
+
+
+def _record(function: Callable[..., torch.Tensor]) -> Callable[..., DeferredLogits]:
+    """Return a method of deferred logits that applies a function to the logits of each chunk."""
+
+    def record(self: DeferredLogits, *args: float) -> DeferredLogits:
+        if any(isinstance(value, torch.Tensor) for value in args):
+            # A tensor may be trained, or have a value for each token.
+            raise TypeError(self._head.refuse(f"{function.__name__} of logits and a tensor"))
+        change = self._change
+        return DeferredLogits(self._head, self._hidden, lambda logits: function(change(logits), *args))
+
+    return record
+
+
+class DeferredLogits:
+    """Logits `(..., vocabulary)` that are not computed: the head's input, and the operations on its output.
+
+    Operations of language models between head and loss are supported; others raise an error.
+    """
+
+    def __init__(self, head: _Head, hidden: torch.Tensor, change: Callable[..., Any] = lambda logits: logits):
+        self._head, self._hidden, self._change = head, hidden, change
+        self.shape = torch.Size((*hidden.shape[:-1], head.module.weight.shape[0]))
+        self.device, self.dtype, self.size = hidden.device, hidden.dtype, self.shape.__getitem__
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._head.refuse(f"logits.{name}"))
+
+    def view(self, *sizes: int) -> DeferredLogits:
+        if sizes[-1] != self.shape[-1]:
+            raise TypeError(self._head.refuse(f"logits.view{sizes}"))
+        return DeferredLogits(self._head, self._hidden.reshape(*sizes[:-1], self._hidden.shape[-1]), self._change)
+
+    float, tanh, __mul__, __truediv__ = map(_record, (torch.Tensor.float, torch.tanh, torch.mul, torch.div))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        logits = next(value for value in args if isinstance(value, cls))
+        if func is torch.tanh:
+            return logits.tanh()
+        if func is nn.functional.cross_entropy and logits is args[0]:
+            return logits._cross_entropy(args[1], **kwargs)
+        raise TypeError(logits._head.refuse(f"{getattr(func, '__name__', func)} of logits"))
+
+    def _cross_entropy(self, target: torch.Tensor, ignore_index: int, reduction: str, **others: Any) -> torch.Tensor:
+        is_plain = others["weight"] is None and not others["label_smoothing"] and reduction != "none"
+        if not is_plain or target.shape != self.shape[:-1]:
+            raise TypeError(self._head.refuse("more than the sum or mean of the cross entropy of labels"))
+        labels = target.flatten()
+        # The host waits here for the device, to know the number of tokens.
+        counted = labels.ne(ignore_index).nonzero().squeeze(1)
+        total = self._head.sum_losses(self._hidden.flatten(0, -2)[counted], labels[counted], self._change)
+        if reduction == "sum":
+            return total
+        return total / (len(counted) if self._head.divisor is None else self._head.divisor)
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """The sum of the cross entropies of tokens, with fewer copies of the logits than torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+        log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
+        ctx.save_for_backward(log_softmax, labels)
+        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
+        total = (smoothing - 1) * log_softmax.gather(-1, labels.unsqueeze(-1)).sum()
+        return total - smoothing * log_softmax.mean(-1).sum() if smoothing else total
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> Any:
+        log_softmax, labels = ctx.saved_tensors
+        gradient = log_softmax.exp()
+        if ctx.smoothing:
+            gradient -= ctx.smoothing / gradient.shape[-1]
+        index = labels.unsqueeze(-1)
+        gradient.scatter_add_(-1, index, gradient.new_full(index.shape, ctx.smoothing - 1))
+        return gradient.mul_(scale).to(ctx.dtype), None, None
