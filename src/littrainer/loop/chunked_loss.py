@@ -1,7 +1,7 @@
 """The loss of a language model over chunks of tokens, without the logits of a whole batch (`chunked_loss=True`).
 
 In a forward pass the head returns `DeferredLogits`, which record the operations that the model applies to its logits.
-Their cross entropy calls the head over chunks of tokens, whose logits the backward pass computes again.
+Their cross entropy calls the head over chunks of tokens, and computes the gradient of each before the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from littrainer.model.facts import base_model, unwrap_user_model
 
@@ -48,11 +48,7 @@ def keep_logits(args: Any, is_needed: bool) -> Iterator[None]:
 
 
 def find_head(model: Any) -> tuple[Any, str]:
-    """Return the output layer of a language model and the name of its class.
-
-    Raises:
-        ValueError: the model has none.
-    """
+    """Return the output layer of a language model and its name, or raise a ValueError that names a model without."""
     base, head = base_model(unwrap_user_model(model)), None
     with contextlib.suppress(AttributeError, NotImplementedError):
         head = base.get_output_embeddings()
@@ -65,11 +61,7 @@ def find_head(model: Any) -> tuple[Any, str]:
 
 
 def call_without_logits(model: nn.Module, inputs: dict[str, Any], smoother: Any, num_items_in_batch: Any) -> Any:
-    """Return the outputs of a model, whose loss is computed over chunks of tokens.
-
-    Parameters:
-        smoother: the label smoothing that replaces the model's own loss, or None.
-    """
+    """Return the outputs of a model, whose loss is computed over chunks of tokens, and smoothed if it has to be."""
     module, name = find_head(model)
     head = _Head(module, type(module), name)
     if smoother is not None:
@@ -105,23 +97,21 @@ class _Head:
 
     def sum_losses(self, hidden: torch.Tensor, labels: torch.Tensor, change: Callable[..., Any]) -> torch.Tensor:
         """Call the head, and with it its hooks, once for the sum of all tokens' losses."""
-        forward, replaced = self.module.forward, vars(self.module).get("forward")
-        size = min(max(math.ceil(len(hidden) / DEFAULT_CHUNKS), MIN_CHUNK_TOKENS), MAX_CHUNK_TOKENS)
-
-        def sum_chunk(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return _CrossEntropySum.apply(change(forward(hidden)), labels, self.smoothing)
+        module, forward, is_training = self.module, self.module.forward, torch.is_grad_enabled()
+        replaced = {name: value for name, value in vars(module).items() if name == "forward"}
 
         def sum_chunks(hidden: torch.Tensor) -> torch.Tensor:
-            chunks = zip(hidden.split(size), labels.split(size), strict=True)
-            return torch.stack([checkpoint(sum_chunk, *chunk, use_reentrant=False) for chunk in chunks]).sum()
+            # FSDP has gathered the parameters here.
+            parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            arguments = (lambda chunk: change(forward(chunk)), labels, self.smoothing, is_training, hidden)
+            return _ChunkedCrossEntropy.apply(*arguments, *parameters)
 
-        self.module.forward = sum_chunks
+        module.forward = sum_chunks
         try:
-            return self.kind.__call__(self.module, hidden)
+            return self.kind.__call__(module, hidden)
         finally:
-            del self.module.forward
-            if replaced is not None:
-                self.module.forward = replaced
+            del module.forward
+            vars(module).update(replaced)
 
 
 def _record(function: Callable[..., torch.Tensor]) -> Callable[..., DeferredLogits]:
@@ -180,23 +170,38 @@ class DeferredLogits:
         return total / (len(counted) if self._head.divisor is None else self._head.divisor)
 
 
-class _CrossEntropySum(torch.autograd.Function):
-    """The sum of the cross entropies of tokens, with fewer copies of the logits than torch's."""
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The sum of the cross entropies of tokens; the gradient of a chunk is computed before its logits are freed."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-        log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
-        ctx.save_for_backward(log_softmax, labels)
-        ctx.smoothing, ctx.dtype = smoothing, logits.dtype
-        total = (smoothing - 1) * log_softmax.gather(-1, labels.unsqueeze(-1)).sum()
-        return total - smoothing * log_softmax.mean(-1).sum() if smoothing else total
+    def forward(
+        ctx: Any, head: Any, labels: Any, smoothing: float, is_training: bool, hidden: Any, *parameters: Any
+    ) -> torch.Tensor:
+        total, of_hidden, of_parameters = torch.zeros((), device=hidden.device), [], []
+        size = min(max(math.ceil(len(hidden) / DEFAULT_CHUNKS), MIN_CHUNK_TOKENS), MAX_CHUNK_TOKENS)
+        for chunk, targets in zip(hidden.split(size), labels.unsqueeze(-1).split(size), strict=True):
+            chunk = chunk.detach().requires_grad_(is_training)
+            with torch.set_grad_enabled(is_training):
+                logits = head(chunk)
+            gradient = torch.log_softmax(logits.detach(), -1, dtype=torch.float32)
+            total -= (1 - smoothing) * gradient.gather(-1, targets).sum()
+            if smoothing:
+                total -= smoothing * gradient.mean(-1).sum()
+            if not is_training:
+                continue
+            gradient = gradient.exp_().sub_(smoothing / gradient.shape[-1])
+            gradient.scatter_add_(-1, targets, gradient.new_full(targets.shape, smoothing - 1))
+            of_chunk, *added = torch.autograd.grad(logits, [chunk, *parameters], gradient.to(logits.dtype))
+            # The next chunk needs their memory.
+            del logits, gradient
+            of_hidden.append(of_chunk)
+            of_parameters = [old.add_(new) for old, new in zip(of_parameters, added, strict=False)] or added
+        ctx.save_for_backward(*([torch.cat(of_hidden)] if is_training else []), *of_parameters)
+        return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor) -> Any:
-        log_softmax, labels = ctx.saved_tensors
-        gradient = log_softmax.exp()
-        if ctx.smoothing:
-            gradient -= ctx.smoothing / gradient.shape[-1]
-        index = labels.unsqueeze(-1)
-        gradient.scatter_add_(-1, index, gradient.new_full(index.shape, ctx.smoothing - 1))
-        return gradient.mul_(scale).to(ctx.dtype), None, None
+        # Without a token the scale may be infinite, which the gradients of 0 must not become.
+        scale = scale if ctx.saved_tensors[0].numel() else torch.ones_like(scale)
+        return (None, None, None, None, *(gradient * scale for gradient in ctx.saved_tensors))
