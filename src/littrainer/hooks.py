@@ -50,7 +50,6 @@ from littrainer.hub.push_to_hub import PushInProgress, finish_pushes, get_pushes
 from littrainer.lightning_adapter import run_lightning
 from littrainer.loop import log_eval_save, loss
 from littrainer.loop.checks import check_arguments, check_construction
-from littrainer.loop.chunked_loss import keep_logits
 from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.out_of_memory import empty_device_cache, sync_forward_failures
 from littrainer.loop.overrides import find_overrides
@@ -564,12 +563,14 @@ class TrainerHooks(TrainerAttributesBase):
             num_items = self._get_num_items_in_batch([inputs], self.args.device)
 
         value = None
-        with torch.no_grad(), self.compute_loss_context_manager(), keep_logits(self.args, not prediction_loss_only):
+        with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:
                 if self.args.use_liger_kernel and prediction_loss_only:
                     # Liger's fused loss needs no logits.
                     inputs = {**inputs, "skip_logits": True}
+                self.session.needs_logits = not prediction_loss_only
                 result = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+                self.session.needs_logits = False
                 if self.args.log_loss_terms:
                     result = self.session.evaluated.add_loss_terms(result, find_batch_size(inputs) or 1)
                 value, outputs = prediction.unpack_loss(result, type(self).__name__)

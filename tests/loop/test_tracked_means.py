@@ -127,7 +127,7 @@ def entries(trainer: Trainer, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def test_terms_of_a_models_outputs_are_logged_as_means_over_micro_batches(tmp_path: Path) -> None:
+def test_terms_of_a_model_are_logged_as_means_over_micro_batches(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, Segmenter(), rows=10, log_loss_terms=True, **SETTINGS)
     trainer.train()
     # Ten rows are micro-batches of 4, 4 and 2, in windows of two and of one.

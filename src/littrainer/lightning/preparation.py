@@ -46,6 +46,7 @@ class ModuleLossSettings:
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
     _loss_reduction: LossReduction = UNKNOWN
+    _needs_logits = False
 
     def __init__(
         self,

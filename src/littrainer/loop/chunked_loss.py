@@ -10,8 +10,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,26 +24,16 @@ from littrainer.model.facts import base_model, unwrap_user_model
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS, DEFAULT_CHUNKS = 128, 1024, 8
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
-_needs_logits: ContextVar[bool] = ContextVar("whether the logits of a whole batch are needed", default=False)
 
 
-def is_loss_chunked(args: Any) -> bool:
-    return args.chunked_loss and not _needs_logits.get()
-
-
-@contextlib.contextmanager
-def keep_logits(args: Any, is_needed: bool) -> Iterator[None]:
-    """Compute all logits in a block if they are needed, with a warning in the first such block."""
-    if args.chunked_loss and is_needed:
+def is_loss_chunked(is_enabled: bool, needs_logits: bool) -> bool:
+    """Return whether to compute the loss over chunks; warn once if an evaluation prevents it."""
+    if is_enabled and needs_logits:
         warn_once(
             "chunked_loss=True: evaluations with predictions or metrics compute the logits of a whole batch. If the "
             "loss suffices, set prediction_loss_only=True or leave out compute_metrics."
         )
-    token = _needs_logits.set(is_needed)
-    try:
-        yield
-    finally:
-        _needs_logits.reset(token)
+    return is_enabled and not needs_logits
 
 
 def find_head(model: Any) -> tuple[Any, str]:

@@ -40,6 +40,8 @@ class LossSettings(Protocol):
     _loss_shifts_labels: bool
     # A LossReduction (loop/loss_normalization.py).
     _loss_reduction: Any
+    # An evaluation needs logits, which `chunked_loss` leaves out.
+    _needs_logits: bool
 
     def get_tp_size(self) -> int:
         """Return the size of the tensor-parallel group."""
@@ -54,7 +56,7 @@ def compute_loss_and_outputs(
         ValueError: the model returned no loss.
         TypeError: the batch has no named entries.
     """
-    labels, is_chunked = None, is_loss_chunked(settings.args)
+    labels, is_chunked = None, is_loss_chunked(settings.args.chunked_loss, settings._needs_logits)
     # A chunked loss is smoothed within the model.
     smoother = None if is_chunked else settings.label_smoother
     if (settings.compute_loss_func is not None or smoother is not None) and "labels" in inputs:
