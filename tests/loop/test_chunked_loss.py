@@ -196,6 +196,11 @@ class OwnLoss(Trainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
 
+class SplitsTheHead(Trainer):
+    def get_tp_size(self) -> int:
+        return 2
+
+
 class ScaledLlama(torch.nn.Module):
     """A model whose loss multiplies logits by a trained scale."""
 
@@ -217,6 +222,8 @@ class ScaledLlama(torch.nn.Module):
     [
         (VectorClassifier, {}, Trainer, "linear head, and VectorClassifier has none: .* gives NoneType"),
         (tiny_llama, {"compute_loss_func": lambda *args, **kwargs: None}, Trainer, "compute_loss_func, which takes"),
+        (tiny_llama, {"args": {"use_liger_kernel": True}}, Trainer, "use_liger_kernel, which computes no logits"),
+        (tiny_llama, {}, SplitsTheHead, "FSDP version 1 or tensor parallelism, which split the head"),
         (tiny_llama, {}, OwnLoss, "a compute_loss that does not call the Trainer's"),
         (tiny_llama, {}, ReadsLogits, r"the loss of LlamaForCausalLM takes logits\.argmax"),
         (ScaledLlama, {}, Trainer, "the loss of ScaledLlama takes mul of logits and a tensor"),
@@ -226,10 +233,10 @@ def test_a_loss_that_needs_logits_is_refused(
     tmp_path: Path, model: Any, keywords: dict[str, Any], kind: type[Trainer], message: str
 ) -> None:
     data = {"train_dataset": Rows(language_rows(8)), "data_collator": pad_tokens}
-    made = model()
+    made, settings = model(), keywords.pop("args", {})
     with pytest.raises((ValueError, TypeError, AttributeError), match=f"chunked_loss=True.*{message}"):
         quiet_trainer(
-            tmp_path, made, kind=kind, trainer_kwargs={**data, **keywords}, chunked_loss=True, max_steps=1
+            tmp_path, made, kind=kind, trainer_kwargs={**data, **keywords}, chunked_loss=True, max_steps=1, **settings
         ).train()
     # The head is as before.
     assert all(type(module).__module__.startswith(("torch.", "transformers.", "tests.")) for module in made.modules())

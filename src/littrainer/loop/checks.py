@@ -185,7 +185,6 @@ def check_construction(trainer: Any) -> None:
 
         check_deepspeed(trainer.args, get_lightning_keywords(trainer))
     check_limits(trainer)
-    _check_chunked_loss(trainer)
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
         raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
     if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
@@ -319,10 +318,11 @@ def check_before_training(trainer: Any) -> None:
             f'loss_normalization="exact" and {type(trainer).__name__}, whose compute_loss or training_step does not '
             "take num_items_in_batch: add that parameter, and divide the sum of the micro-batch's losses by it."
         )
-    _check_chunked_loss(trainer)
     check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
     is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
     check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    if trainer.args.chunked_loss:
+        _check_chunked_loss(trainer, is_version_1)
     needs_full_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
     is_sharded = needs_full_model and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
@@ -346,17 +346,17 @@ def check_before_training(trainer: Any) -> None:
             trainer.get_eval_dataloader(name)
 
 
-def _check_chunked_loss(trainer: Any) -> None:
-    if not trainer.args.chunked_loss:
-        return
-    plan, code = get_sharding_plan(trainer.args), getattr(inspect.unwrap(trainer.compute_loss), "__code__", None)
-    is_split = trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1 or (plan is not None and plan.version == 1)
+def _check_chunked_loss(trainer: Any, is_version_1: bool) -> None:
+    code = getattr(inspect.unwrap(trainer.compute_loss), "__code__", None)
+    # The Trainer's own calls `compute_loss_and_outputs`.
+    calls_ours = any("compute_loss" in name for name in getattr(code, "co_names", ("compute_loss",)))
     reasons = {
         "compute_loss_func, which takes logits": trainer.compute_loss_func is not None,
-        # The Trainer's calls `compute_loss_and_outputs`.
-        "a compute_loss that does not call the Trainer's": "compute_loss"
-        not in " ".join(getattr(code, "co_names", ["compute_loss"])),
-        "DeepSpeed, FSDP version 1 or tensor parallelism, which split the head": is_split,
+        "a compute_loss that does not call the Trainer's": not calls_ours,
+        "use_liger_kernel, which computes no logits either": trainer.args.use_liger_kernel,
+        "DeepSpeed, FSDP version 1 or tensor parallelism, which split the head": is_version_1
+        or trainer.is_deepspeed_enabled
+        or trainer.get_tp_size() > 1,
     }
     for reason in (reason for reason, applies in reasons.items() if applies):
         raise ValueError(f"chunked_loss=True cannot be combined with {reason}: leave out one of them.")

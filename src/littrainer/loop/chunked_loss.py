@@ -117,10 +117,7 @@ def _record(function: Callable[..., torch.Tensor]) -> Callable[..., DeferredLogi
 
 
 class DeferredLogits:
-    """Logits `(..., vocabulary)` that are not computed: the head's input, and the operations on its output.
-
-    Operations of language models between head and loss are supported; others raise an error.
-    """
+    """Logits `(..., vocabulary)` that are not computed: the head's input, and the operations on its output."""
 
     def __init__(self, head: _Head, hidden: torch.Tensor, change: Callable[..., Any] = lambda logits: logits):
         self._head, self._hidden, self._change = head, hidden, change
@@ -135,7 +132,10 @@ class DeferredLogits:
             raise TypeError(self._head.refuse(f"logits.view{sizes}"))
         return DeferredLogits(self._head, self._hidden.reshape(*sizes[:-1], self._hidden.shape[-1]), self._change)
 
-    float, tanh, __mul__, __truediv__ = map(_record, (torch.Tensor.float, torch.tanh, torch.mul, torch.div))
+    float = _record(torch.Tensor.float)
+    tanh = _record(torch.tanh)
+    __mul__ = _record(torch.mul)
+    __truediv__ = _record(torch.div)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,7 +166,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, head: Any, labels: Any, smoothing: float, is_training: bool, hidden: Any, *parameters: Any
     ) -> torch.Tensor:
-        total, of_hidden, of_parameters = torch.zeros((), device=hidden.device), [], []
+        total = torch.zeros((), device=hidden.device)
+        of_hidden: list[Any] = []
+        of_parameters: list[Any] = []
         size = min(max(math.ceil(len(hidden) / DEFAULT_CHUNKS), MIN_CHUNK_TOKENS), MAX_CHUNK_TOKENS)
         for chunk, targets in zip(hidden.split(size), labels.unsqueeze(-1).split(size), strict=True):
             chunk = chunk.detach().requires_grad_(is_training)

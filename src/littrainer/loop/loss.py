@@ -72,10 +72,8 @@ def compute_loss_and_outputs(
         raise make_unnamed_batch_error(inputs, model)
     if labels is not None and settings.compute_loss_func is None:
         return _smoothed_loss_and_outputs(smoother, model, inputs, labels, num_items_in_batch)
-    if is_chunked:
-        outputs = call_without_logits(model, inputs, settings.label_smoother, num_items_in_batch)
-    else:
-        outputs = model(**inputs)
+    arguments = model, inputs, settings.label_smoother, num_items_in_batch
+    outputs = call_without_logits(*arguments) if is_chunked else model(**inputs)
     if settings.compute_loss_func is not None:
         if labels is None:
             names = " and ".join(map(repr, settings.label_names)) or "'labels'"
