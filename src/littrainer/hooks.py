@@ -37,12 +37,13 @@ from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
 from littrainer.data.limits import count_development_batches, is_overfit_run
-from littrainer.data.loaders import PrefetchLoader, build_loader, find_batch_size, has_length
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.packing import pack_documents
 from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
+from littrainer.distributed.layout import get_process_layout
 from littrainer.evaluation import prediction
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import collect_badges, write_card
@@ -94,6 +95,10 @@ class TrainerHooks(TrainerAttributesBase):
         device_map: Any = getattr(self.model, "hf_device_map", None) or {}
         devices = set(device_map.values()) - {"cpu", "disk"}
         return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
+
+    def _get_batch_copies(self) -> int:
+        """Return the number of processes with the same batch."""
+        return self.get_tp_size() * get_process_layout(self.args).sequence_parallel
 
     def _should_place_model(self) -> bool:
         if self.args.place_model_on_device is not None:
@@ -469,8 +474,8 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         if self.args.include_num_input_tokens_seen != "no":
-            processing_class, tp_size = self.processing_class, self.get_tp_size()
-            number = self.session.tokens.count(inputs, self.args, self.model, processing_class, tp_size)
+            processing_class, copies = self.processing_class, self._get_batch_copies()
+            number = self.session.tokens.count(inputs, self.args, self.model, processing_class, copies)
             self.state.num_input_tokens_seen += number
 
     def _maybe_log_save_evaluate(
@@ -516,7 +521,7 @@ class TrainerHooks(TrainerAttributesBase):
         self._save_checkpoint(model, trial)
         with raise_on_all_ranks("on_save of callbacks"):
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        checkpoints.commit_changes()
+        checkpoints.finish_save()
 
     def _on_background_save_done(self, folder: str, state: TrainerState) -> None:
         checkpoints = self.session.checkpoints
@@ -525,7 +530,7 @@ class TrainerHooks(TrainerAttributesBase):
             self.control = self.callback_handler.on_save(self.args, state, self.control)
         self.control.should_save = self.control.should_save or should_save_again
         if checkpoints.is_writer(self.args, Path(folder).parent):
-            checkpoints.commit_changes(folder)
+            checkpoints.finish_save(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
@@ -565,15 +570,7 @@ class TrainerHooks(TrainerAttributesBase):
         value = None
         with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:
-                if self.args.use_liger_kernel and prediction_loss_only:
-                    # Liger's fused loss needs no logits.
-                    inputs = {**inputs, "skip_logits": True}
-                self.session.needs_logits = not prediction_loss_only
-                result = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
-                self.session.needs_logits = False
-                if self.args.log_loss_terms:
-                    result = self.session.evaluated.add_loss_terms(result, find_batch_size(inputs) or 1)
-                value, outputs = prediction.unpack_loss(result, type(self).__name__)
+                value, outputs = prediction.compute_loss(self, model, inputs, num_items, prediction_loss_only)
             else:
                 outputs = model(**inputs)
 
@@ -668,7 +665,7 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
-        self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
+        self.session.checkpoints.get_writer(folder).write_model(self.model, state_dict)
         write_tokenizer_and_args(folder, self.args, self._get_processing_class_to_save())
 
     def _get_processing_class_to_save(self) -> Any:
@@ -688,7 +685,7 @@ class TrainerHooks(TrainerAttributesBase):
                 self._get_processing_class_to_save(),
                 self._save,
                 self._issue_warnings_after_load,
-                self.session.checkpoints.staged,
+                self.session.checkpoints.get_writer,
             )
         )
 
@@ -711,18 +708,20 @@ class TrainerHooks(TrainerAttributesBase):
             self._push_from_checkpoint(folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        self._build_state_io().save_optimizer(Path(output_dir))
+        self._build_state_io().save_training_state(Path(output_dir))
         if self.args.should_save and not getattr(self.lr_scheduler, "is_saved_by_engine", False):
-            self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
+            self.session.checkpoints.get_writer(output_dir).write_objects(
+                {SCHEDULER_NAME: self.lr_scheduler.state_dict()}
+            )
 
     def _save_scaler(self, output_dir: str) -> None:
         if self.args.should_save and self.accelerator.scaler is not None:
-            self.session.checkpoints.staged(output_dir).write_objects(
+            self.session.checkpoints.get_writer(output_dir).write_objects(
                 {SCALER_NAME: self.accelerator.scaler.state_dict()}
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        self.session.checkpoints.staged(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
+        self.session.checkpoints.get_writer(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
@@ -734,7 +733,7 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self._build_state_io().load_optimizer(Path(checkpoint))
+            self._build_state_io().load_training_state(Path(checkpoint))
             reader.load_scheduler(self.lr_scheduler, len(self._require_optimizer().param_groups), Path(checkpoint))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -797,4 +796,4 @@ class TrainerHooks(TrainerAttributesBase):
         # The state's best checkpoint does not change.
         self.store_flos()
         training = self._build_saved_training(checkpoint_dir)
-        self.session.checkpoints.write(training, training.folder, is_complete=True)
+        self.session.checkpoints.write(training, training.folder, with_optimizer=True)

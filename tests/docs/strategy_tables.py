@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from littrainer.arguments.deepspeed import FROM_ARGUMENTS, FROM_HIDDEN_SIZE, FROM_LENGTH, SETTINGS
-from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
+from littrainer.distributed.layout import SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
@@ -21,7 +21,7 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "DeepSpeed": (
         "`deepspeed`, or `accelerate launch --use_deepspeed`",
         "`DeepSpeedStrategy`",
-        "by stage a part of the optimizer states (1), gradients too (2), parameters too (3)",
+        "a part of the optimizer states (stage 1), gradients too (2), parameters too (3)",
     ),
     "FSDP version 1": (
         "`fsdp` with `fsdp_config={'version': 1}`",
@@ -31,20 +31,22 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "FSDP": (
         "`fsdp`, or `accelerate launch --use_fsdp`",
         "`ModelParallelStrategy`",
-        "a part of parameters, gradients and optimizer states; with `tp_size` above 1, of slices of layers",
+        "the same, on CPUs too; with `tp_size` above 1, of slices of layers",
     ),
     "tensor parallel": (
         "`parallelism_config` with `tp_size` above 1, or a model that transformers has split",
         "`ModelParallelStrategy`",
-        "a slice of each layer of the model's plan, and the other layers",
+        "a slice of each layer in the model's plan, and the other layers",
     ),
-    "single device": ("nothing of these, and one process", "`SingleDeviceStrategy`", "the model"),
-    "DDP": ("nothing of these, and several processes", "`DDPStrategy`", "a copy of the model"),
+    "single device": ("one process", "`SingleDeviceStrategy`", "the model"),
+    "DDP": ("several processes", "`DDPStrategy`", "a copy of the model"),
 }
 # Size of the layout -> what differs between the processes of that dimension.
 DIMENSIONS: dict[str, str] = {
     "dp_replicate_size": "copies of the model, each on different data",
     "dp_shard_size": "parts of one copy's parameters, each on different data (`fsdp`)",
+    "cp_size": "parts of each row, of which keys and values are gathered",
+    "sp_size": "parts of each row, and in attention parts of the heads",
     "tp_size": "slices of each layer, on the same data",
 }
 
@@ -64,8 +66,8 @@ def strategy_tables() -> str:
                 ((f"`{argument}`", f"`{keyword}`") for argument, keyword in DDP_KEYWORDS.items()),
             ),
             "### DeepSpeed\n",
-            "The configuration, completed, is `DeepSpeedStrategy(config=)`; `ddp_backend` and `ddp_timeout` are its\n"
-            "`process_group_backend` and `timeout`. The arguments fill in values that are `auto`:\n",
+            "`DeepSpeedStrategy(config=)` gets the configuration, its `process_group_backend` and `timeout` are\n"
+            "`ddp_backend` and `ddp_timeout`. The arguments fill in `auto`:\n",
             _table(
                 ("key", '`"auto"` becomes', "another value"),
                 [
@@ -74,7 +76,7 @@ def strategy_tables() -> str:
                     *(
                         (
                             f"`{key}`",
-                            f"for a model of hidden size 1000: {value(1000)}{' (stage 3)' if in_stage_3 else ''}",
+                            f"at hidden size 1000: {value(1000)}{' (stage 3)' if in_stage_3 else ''}",
                             "kept",
                         )
                         for key, (value, in_stage_3) in FROM_HIDDEN_SIZE.items()
@@ -90,10 +92,7 @@ def strategy_tables() -> str:
             "### Layout and tensor parallelism\n",
             _table(
                 ("key of `parallelism_config`", "environment", "processes hold"),
-                (
-                    (f"`{name}`", f"`{SIZE_VARIABLE_PREFIX}{name.upper()}`", DIMENSIONS.get(name) or _refusal(name))
-                    for name in SIZES
-                ),
+                ((f"`{name}`", f"`{SIZE_VARIABLE_PREFIX}{name.upper()}`", DIMENSIONS[name]) for name in SIZES),
             ),
             _table(
                 ("argument", "`ModelParallelStrategy` argument"),
@@ -113,10 +112,6 @@ def add_tables(page: str) -> str:
     _, end, after = rest.partition(END)
     assert begin and end, f"The page needs the lines {BEGIN!r} and {END!r}, between which the tables are."
     return f"{before}{BEGIN}\n\n{strategy_tables()}\n\n{END}{after}"
-
-
-def _refusal(name: str) -> str:
-    return f"refused above 1: {REFUSED_SIZES[name]}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -17,9 +17,22 @@ from littrainer.runtime.notes import kind_of
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+# Attribute of an EarlyStoppingCallback, in the states of callbacks.
+PATIENCE_COUNTER = "early_stopping_patience_counter"
+
 
 class ExportableState:
-    """Object whose state is stored in trainer_state.json and restored when training resumes."""
+    """Object whose state is stored in trainer_state.json and restored when training resumes.
+
+    Examples:
+        >>> from littrainer import ExportableState, TrainerCallback
+        >>> class CountEvaluations(TrainerCallback, ExportableState):
+        ...     count = 0
+        ...     def on_evaluate(self, args, state, control, **kwargs):
+        ...         self.count += 1
+        ...     def state(self):
+        ...         return {"args": {}, "attributes": {"count": self.count}}
+    """
 
     def state(self) -> dict[str, Any]:
         """Return the state as `{"args": constructor keywords, "attributes": values set afterwards}`."""

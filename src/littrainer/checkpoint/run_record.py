@@ -10,9 +10,11 @@ import json
 import os
 import pickle
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,11 +23,12 @@ import torch
 
 from littrainer.arguments.process import get_matmul_precision
 from littrainer.arguments.report_to import list_trackers
-from littrainer.arguments.secrets import is_secret_name, redact_secrets
+from littrainer.arguments.secrets import is_secret_name, redact_command, redact_secrets
 from littrainer.arguments.shown_arguments import format_value
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.fingerprint import fingerprint_dataset, fingerprint_model
+from littrainer.distributed.environment import COMMAND
 from littrainer.redirection.names import REPLACED
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.version import __version__
@@ -45,11 +48,18 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 
 
 def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
-    """Return facts about code, data and model at a run's start."""
+    """Return facts about command, code, data and model at a run's start."""
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     datasets = {"train": train_dataset, **{f"eval {name}".rstrip(): dataset for name, dataset in evals.items()}}
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
     return {
-        "code": _describe_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
+        "run": {
+            "started": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+            # A program without a file, such as a notebook, has no command that repeats it.
+            "command": None if script is None else shlex.join(redact_command(command)),
+        },
+        "code": _describe_code(str(script or os.getcwd())),
         "data": {name: fingerprint_dataset(dataset) for name, dataset in datasets.items() if dataset is not None},
         "model": {} if model is None else fingerprint_model(model),
     }

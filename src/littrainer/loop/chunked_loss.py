@@ -26,14 +26,14 @@ MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS, DEFAULT_CHUNKS = 128, 1024, 8
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
-def is_loss_chunked(is_enabled: bool, needs_logits: bool) -> bool:
+def is_loss_chunked(needs_logits: bool) -> bool:
     """Return whether to compute the loss over chunks; warn once if an evaluation prevents it."""
-    if is_enabled and needs_logits:
+    if needs_logits:
         warn_once(
             "chunked_loss=True: evaluations with predictions or metrics compute the logits of a whole batch. If the "
             "loss suffices, set prediction_loss_only=True or leave out compute_metrics."
         )
-    return is_enabled and not needs_logits
+    return not needs_logits
 
 
 def find_head(model: Any) -> tuple[Any, str]:
