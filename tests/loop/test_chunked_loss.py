@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.models import (
     VOCABULARY_SIZE,
     VectorClassifier,
+    tiny_bart,
     tiny_bert_for_masked_tokens,
     tiny_gpt2,
     tiny_llama,
@@ -126,8 +128,14 @@ def test_further_arguments_change_both_losses_alike(tmp_path: Path, changes: dic
     compare(tmp_path, tiny_llama, **changes)
 
 
-def test_an_encoder_decoder_is_trained_too(tmp_path: Path) -> None:
-    make = lambda: tiny_t5(dropout_rate=0.0, initializer_factor=0.1)  # noqa: E731
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(tiny_t5, dropout_rate=0.0, initializer_factor=0.1),
+        functools.partial(tiny_bart, dropout=0.0, init_std=0.1),
+    ],
+)
+def test_an_encoder_decoder_is_trained_too(tmp_path: Path, make: Callable[[], Any]) -> None:
     compare(tmp_path, make, loss_normalization="exact", gradient_accumulation_steps=2)
 
 

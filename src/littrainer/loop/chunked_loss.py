@@ -106,9 +106,10 @@ class _Head:
 def _record(function: Callable[..., torch.Tensor]) -> Callable[..., DeferredLogits]:
     """Return a method of deferred logits that applies a function to the logits of each chunk."""
 
-    def record(self: DeferredLogits, *args: float) -> DeferredLogits:
-        if any(isinstance(value, torch.Tensor) for value in args):
-            # A tensor may be trained, or have a value for each token.
+    def record(self: DeferredLogits, *args: Any) -> DeferredLogits:
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        # A trained tensor would get no gradient, and values of tokens would not be divided into chunks.
+        if any(value.requires_grad or value.dim() > 2 or value.shape[:-1].numel() > 1 for value in tensors):
             raise TypeError(self._head.refuse(f"{function.__name__} of logits and a tensor"))
         change = self._change
         return DeferredLogits(self._head, self._hidden, lambda logits: function(change(logits), *args))
@@ -132,8 +133,10 @@ class DeferredLogits:
             raise TypeError(self._head.refuse(f"logits.view{sizes}"))
         return DeferredLogits(self._head, self._hidden.reshape(*sizes[:-1], self._hidden.shape[-1]), self._change)
 
+    contiguous = _record(torch.Tensor.contiguous)
     float = _record(torch.Tensor.float)
     tanh = _record(torch.tanh)
+    __add__ = _record(torch.add)
     __mul__ = _record(torch.mul)
     __truediv__ = _record(torch.div)
 
