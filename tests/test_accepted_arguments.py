@@ -40,6 +40,8 @@ VALUES: dict[str, list[Any]] = {
     "torch_empty_cache_steps": [None, 1],
     "auto_find_batch_size": [False, True],
     "auto_micro_batch": [False, True],
+    "chunked_loss": [False, True],
+    "log_loss_terms": [False, True],
     "logging_strategy": ["no", "steps", "epoch"],
     "logging_steps": [1e-9, 0.5, 1, 10**9],
     "include_num_input_tokens_seen": ["no", "all", "non_padding"],

@@ -350,6 +350,8 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "include_num_input_tokens_seen": "fidelity/cases/reports.py::input_tokens_without_padding_by_the_tokenizer",
     "disable_tqdm": "callbacks/test_progress.py::test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them",
     "logging_nan_inf_filter": "fidelity/cases/callbacks.py::loss_that_is_nan_once_and_logged",
+    "chunked_loss": "loop/test_chunked_loss.py::test_losses_and_gradients_are_those_of_all_logits",
+    "log_loss_terms": "loop/test_tracked_means.py::test_terms_of_a_model_are_logged_as_means_over_micro_batches",
     "loss_normalization": "loop/test_loss_normalization.py::test_losses_and_weights_are_the_same_for_each_layout",
     "prediction_loss_only": "fidelity/cases/evaluation.py::evaluating_the_loss_only",
     "eval_do_concat_batches": "fidelity/cases/evaluation.py::predictions_as_lists_of_batches",

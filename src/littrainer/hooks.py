@@ -414,7 +414,10 @@ class TrainerHooks(TrainerAttributesBase):
         if is_trial or args.auto_find_batch_size:
             agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
         with self.compute_loss_context_manager(), agreed:
-            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            keywords = {"return_outputs": True} if args.log_loss_terms else {}
+            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **keywords)
+        if args.log_loss_terms:
+            value, _ = self.session.tracked.add_loss_terms(value)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
             empty_device_cache()
         return loss.scale_for_accumulation(self, value, num_items_in_batch)
@@ -574,11 +577,7 @@ class TrainerHooks(TrainerAttributesBase):
         value = None
         with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:
-                if self.args.use_liger_kernel and prediction_loss_only:
-                    # Liger's fused loss needs no logits.
-                    inputs = {**inputs, "skip_logits": True}
-                result = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
-                value, outputs = prediction.unpack_loss(result, type(self).__name__)
+                value, outputs = prediction.compute_loss(self, model, inputs, num_items, prediction_loss_only)
             else:
                 outputs = model(**inputs)
 

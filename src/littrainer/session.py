@@ -76,7 +76,9 @@ class TrainingSession:
         model_is_prepared: whether the model is wrapped for evaluation.
         loss: the running sum of losses.
         loss_reduction: how the model reduces its loss, as detected in the first window.
-        tracked: values of `Trainer.track`.
+        tracked: values of `Trainer.track`, and loss terms.
+        evaluated: loss terms of an evaluation.
+        needs_logits: an evaluation needs logits, which `chunked_loss` leaves out.
         health: detects non-finite numbers and spikes.
         run: None before the training begins.
         began: `time.monotonic()` at the start of `train()`.
@@ -103,6 +105,8 @@ class TrainingSession:
     loss: RunningLoss = field(default_factory=RunningLoss)
     loss_reduction: LossReduction = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
+    evaluated: TrackedMeans = field(default_factory=TrackedMeans)
+    needs_logits: bool = False
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
     is_in_train: bool = False
@@ -193,6 +197,7 @@ class TrainerAttributesBase(TrainerContext):
     lightning_module = session_attribute(lambda session: session.lightning.module)
     _tr_loss = session_attribute(lambda session: session.loss.since_last_log)
     _loss_reduction = session_attribute(lambda session: session.loss_reduction)
+    _needs_logits = session_attribute(lambda session: session.needs_logits)
     _total_loss_scalar = session_attribute(lambda session: session.loss.before_last_log)
     _globalstep_last_logged = session_attribute(lambda session: session.loss.step_of_last_log)
     _initial_global_step = session_attribute(lambda session: session.first_step)

@@ -188,6 +188,7 @@ IN_TWO: dict[str, Callable[[Path], Any]] = {
     "eager contexts": train_with(make_llama("eager"), KEYS),
     "exchanged contexts": train_with(make_llama(), EXCHANGED_KEYS),
     "smoothed": train_with(make_llama(), HEADS, label_smoothing_factor=0.1),
+    "smoothed in chunks": train_with(make_llama(), HEADS, label_smoothing_factor=0.1, chunked_loss=True),
     "checkpointed": train_with(make_llama(), HEADS, gradient_checkpointing=True),
     "own loss": train_with(make_llama(), HEADS, kind=LogitsTrainer, prediction_loss_only=True, **EVALUATED),
     "own step": train_with(make_llama(), KEYS, kind=StepwiseTrainer),

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from littrainer import Trainer
+from littrainer.loop import chunked_loss
 from littrainer.strategies.full_state import get_full_state_dict, is_sharded
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
@@ -263,6 +264,16 @@ def _count_full_elements() -> int:
     return sum(parameter.numel() for parameter in parameters if not parameter.is_meta)
 
 
+def train_in_chunks(config: Any = None, create_model: Callable[[], Any] = llama) -> Callable[[Path], Any]:
+    """Return a function that trains with a loss over chunks of three tokens."""
+
+    def run(folder: Path) -> Any:
+        with mock.patch.object(chunked_loss, "MIN_CHUNK_TOKENS", 3):
+            return train(make_trainer(folder, create_model(), config, chunked_loss=True))
+
+    return run
+
+
 def plain_module(**sharding: Any) -> Callable[[Path], Any]:
     return lambda folder: train(quiet_trainer(folder, **{**RUN, "max_steps": 2, **sharding}))
 
@@ -296,6 +307,10 @@ CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "replicated modules": (train_with_replicated_modules, "ddp"),
     "full elements": (measure_full_elements, None),
     "half precision": (train_in_half_precision, None),
+    "chunked loss ddp": (train_in_chunks(), None),
+    "chunked loss": (train_in_chunks({}), "chunked loss ddp"),
+    "chunked loss, tied": (train_in_chunks({}, create_tied_model), "tied ddp"),
+    "chunked loss, by size": (train_in_chunks({"min_num_params": 30}), "chunked loss ddp"),
     "plain module ddp": (plain_module(), None),
     "plain module": (
         plain_module(fsdp=True, fsdp_config={"min_num_params": 30}, torch_compile=True, torch_compile_backend="eager"),

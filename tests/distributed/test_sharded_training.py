@@ -55,6 +55,11 @@ def test_a_sharded_model_trains_with_the_numbers_of_ddp(name: str, results: list
         assert torch.allclose(weight, reference["weights"][key], atol=TOLERANCE), key
 
 
+def test_a_loss_over_chunks_is_that_of_all_logits_with_ddp(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert same_numbers(result["chunked loss ddp"]["curve"], result["ddp"]["curve"])
+
+
 def test_each_process_has_half_of_the_parameters_by_layers(results: list[dict[str, Any]]) -> None:
     for result in results:
         assert result["full"]["names"] == [

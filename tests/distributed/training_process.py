@@ -530,6 +530,29 @@ def request_files_tracked_means_and_patience_are_equal_in_all_processes(folder: 
     assert (folder / f"checkpoint-{first}").is_dir()
 
 
+class ReturnsRankAsTerm(Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **{**kwargs, "return_outputs": False})
+        return {"loss": loss, "rank_loss": torch.tensor(float(RANK))}
+
+
+def loss_terms_are_means_over_processes(folder: Path) -> None:
+    trainer = quiet_trainer(
+        folder,
+        kind=ReturnsRankAsTerm,
+        rows=12,
+        ddp_backend="gloo",
+        log_loss_terms=True,
+        max_steps=2,
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    trainer.train()
+    logged = [entry["rank_loss"] for entry in trainer.state.log_history if "rank_loss" in entry]
+    assert check_equal(logged) == [0.5, 0.5]
+    assert check_equal(trainer.evaluate()["eval_rank_loss"]) == 0.5
+
+
 CHECKS = (
     an_exact_loss_equals_that_of_the_global_batch_in_a_single_process,
     steps_without_logs_wait_only_for_gradients,
@@ -548,6 +571,7 @@ CHECKS = (
     averaged_weights_are_evaluated_saved_and_resumed,
     muon_trains_and_resumes,
     request_files_tracked_means_and_patience_are_equal_in_all_processes,
+    loss_terms_are_means_over_processes,
 )
 
 

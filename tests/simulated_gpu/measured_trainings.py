@@ -49,6 +49,25 @@ def dispatched_llama() -> Any:
     return make_dispatched_llama()
 
 
+LARGE_VOCABULARY = 128_000
+
+
+def large_vocabulary_llama() -> Any:
+    return tiny_llama(vocab_size=LARGE_VOCABULARY, max_position_embeddings=128)
+
+
+def long_language_rows(count: int) -> list[Any]:
+    return [{"input_ids": ids, "labels": ids} for ids in torch.randint(3, LARGE_VOCABULARY, (count, 128)).tolist()]
+
+
+class TermsClassifier(VectorClassifier):
+    """A classifier whose outputs have a further loss."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = super().forward(x, labels)
+        return {**outputs, "norm_loss": outputs["logits"].pow(2).mean()}
+
+
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]], Any]] = {
     "MLP": (VectorClassifier, vector_rows, None),
     "BERT": (tiny_bert_classifier, token_rows, pad_tokens),
@@ -56,6 +75,8 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]], Any]] = {
     "T5": (tiny_t5, translation_rows, pad_pairs),
     "BERT with LoRA": (tiny_lora_tagger, tag_rows, pad_tokens),
     "wide Llama": (wide_llama, language_rows, pad_tokens),
+    "Llama with a large vocabulary": (large_vocabulary_llama, long_language_rows, pad_tokens),
+    "MLP with loss terms": (TermsClassifier, vector_rows, None),
     "dispatched Llama": (dispatched_llama, language_rows, pad_tokens),
 }
 
@@ -274,3 +295,28 @@ def measure_memory(side_name: str) -> dict[str, dict[str, int]]:
         measured[name] = {"peak": peak, "left": read_memory()["current"] - before}
         gc.enable()
     return measured
+
+
+def measure_chunked_loss() -> dict[bool, int]:
+    """Return the peak in bytes of a training without and with `chunked_loss`."""
+    from tests.simulated_gpu.measurements import read_memory
+
+    side, peaks = importlib.import_module("littrainer"), {}
+    for is_chunked in (False, True):
+        gc.collect()
+        before = read_memory()["current"]
+        torch.cuda.reset_peak_memory_stats()
+        with tempfile.TemporaryDirectory() as folder:
+            train(side, folder, "Llama with a large vocabulary", max_steps=2, chunked_loss=is_chunked)
+        peaks[is_chunked] = read_memory()["peak"] - before
+    return peaks
+
+
+def measure_waits_for_losses() -> dict[str, dict[str, int]]:
+    """Return the waits of our trainings with arguments that transformers lacks."""
+    trainings = {
+        "log_loss_terms": Training("MLP with loss terms", {"log_loss_terms": True}),
+        "chunked_loss": Training("Llama", {"chunked_loss": True}),
+    }
+    side = importlib.import_module("littrainer")
+    return {name: measure_training(side, training) for name, training in trainings.items()}

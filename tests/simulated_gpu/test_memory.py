@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simulated_gpu.conftest import simulated_environment
-from tests.simulated_gpu.measured_trainings import MEMORY, OURS_ALONE, measure_memory
+from tests.simulated_gpu.measured_trainings import MEMORY, OURS_ALONE, measure_chunked_loss, measure_memory
 from tests.simulated_gpu.run import run_on_gpu
 
 # Losses and gradient norms stay on the device until they are logged.
 MAX_BYTES_OF_NUMBERS = 4096
 MAX_SHARE_AT_A_RESUME = 1.05
+MAX_SHARE_OF_A_CHUNKED_LOSS = 0.35
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,8 @@ def test_averaged_weights_use_the_memory_of_a_further_model(memory: dict[str, di
     # AdamW's two states are as large as the weights, as is what the evaluation of a model alone takes at least.
     weights = ours["evaluation"]["peak"]
     assert ours["ema_decay"]["peak"] <= ours["saving"]["peak"] + weights
+
+
+def test_a_loss_over_chunks_uses_a_third_of_the_memory_with_a_large_vocabulary(tmp_path: Path) -> None:
+    peaks = run_on_gpu(measure_chunked_loss, tmp_path, simulated_environment())
+    assert 0 < peaks[True] <= MAX_SHARE_OF_A_CHUNKED_LOSS * peaks[False]

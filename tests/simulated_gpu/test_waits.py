@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simulated_gpu.conftest import simulated_environment
-from tests.simulated_gpu.measured_trainings import EVALUATION_BATCHES, TRAININGS, measure_waits
+from tests.simulated_gpu.measured_trainings import (
+    EVALUATION_BATCHES,
+    TRAININGS,
+    measure_waits,
+    measure_waits_for_losses,
+)
 from tests.simulated_gpu.run import run_on_gpu
 
 
@@ -38,3 +44,9 @@ def test_waits_of_the_models_themselves_are_those_of_their_masks(waits: dict[str
         "Llama": 2,
         "T5": 2,
     }
+
+
+def test_loss_terms_are_read_at_logs_and_a_chunked_loss_reads_the_number_of_tokens(tmp_path: Path) -> None:
+    waits = run_on_gpu(measure_waits_for_losses, tmp_path, simulated_environment())
+    assert waits["log_loss_terms"]["step"] == 0 < waits["log_loss_terms"]["log"] <= 2
+    assert waits["chunked_loss"]["step"] == 1

@@ -10,7 +10,7 @@ ARGUMENTS_OF: dict[str, str] = {
     "Lightning keyword": "gradient_accumulation_steps bf16 fp16 use_cpu lightning",
     "optimizer step": (
         "average_tokens_across_devices max_grad_norm label_smoothing_factor torch_empty_cache_steps "
-        "loss_normalization global_batch_size auto_micro_batch ema_decay"
+        "loss_normalization global_batch_size auto_micro_batch ema_decay chunked_loss"
     ),
     "optimizer": (
         "learning_rate optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon optim_target_modules"
@@ -48,7 +48,8 @@ ARGUMENTS_OF: dict[str, str] = {
         "save_strategy save_steps max_minutes hang_timeout on_nonfinite spike_factor"
     ),
     "logs": (
-        "logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica skip_memory_metrics log_speed"
+        "logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica skip_memory_metrics "
+        "log_speed log_loss_terms"
     ),
     "console callback": "disable_tqdm",
     "trackers": ("report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id logging_dir"),

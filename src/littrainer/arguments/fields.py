@@ -420,6 +420,12 @@ class AdditionalFields:
     ema_use: str = argument(
         EMA_USES[0], "Use of the averaged weights: `evaluate`, `save` or `both`.", choices=list(EMA_USES)
     )
+    chunked_loss: bool = argument(
+        False, "Compute the loss of a language model over chunks of tokens, without the logits of a whole batch."
+    )
+    log_loss_terms: bool = argument(
+        False, "Log the means of further scalar losses in the outputs of the model or of `compute_loss`, as `aux_loss`."
+    )
 
 
 @runtime_checkable

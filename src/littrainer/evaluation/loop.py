@@ -73,6 +73,7 @@ class EvaluationLoop(OutputCollector):
 
     def begin(self, model: Any) -> None:
         trainer, self.model = self.trainer, model
+        trainer.session.evaluated.clear()
         for part in (trainer.model, trainer.optimizer):
             if callable(getattr(part, "eval", None)):
                 part.eval()
@@ -176,6 +177,8 @@ class EvaluationLoop(OutputCollector):
                 "only once, and dataloader_drop_last=True leaves out a short last batch."
             )
         outputs, metrics, mean_loss = self.results(self._batch_metrics if self.args.batch_eval_metrics else None)
+        if trainer.args.log_loss_terms:
+            metrics = {**trainer.session.evaluated.take(trainer.args.device), **metrics}
         if mean_loss is not None:
             metrics[prefix + "loss"] = mean_loss
         if trainer.model_preparation_time is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.data.loaders import find_batch_size
 from littrainer.data.windows import count_label_tokens
 from littrainer.runtime.nested_values import detach_nested
@@ -19,6 +20,22 @@ def can_compute_loss(inputs: Mapping[str, Any], label_names: Sequence[str], can_
         return all(inputs.get(name) is not None for name in label_names)
     return_loss = inputs.get("return_loss")
     return bool(can_return_loss if return_loss is None else return_loss)
+
+
+def compute_loss(
+    trainer: TrainerContext, model: Any, inputs: Any, num_items_in_batch: Any, is_loss_only: bool
+) -> tuple[torch.Tensor, Any]:
+    """Return mean loss and outputs of the Trainer's `compute_loss`, and track its loss terms."""
+    session = trainer.session
+    if trainer.args.use_liger_kernel and is_loss_only:
+        # Liger's fused loss needs no logits.
+        inputs = {**inputs, "skip_logits": True}
+    session.needs_logits = not is_loss_only
+    result: Any = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+    session.needs_logits = False
+    if trainer.args.log_loss_terms:
+        result = session.evaluated.add_loss_terms(result, find_batch_size(inputs) or 1)
+    return unpack_loss(result, type(trainer).__name__)
 
 
 def unpack_loss(result: Any, class_name: str) -> tuple[torch.Tensor, Any]:

@@ -52,6 +52,8 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), LOGGERS),
     **dict.fromkeys(("include_num_input_tokens_seen", "log_speed"), "callbacks=[ThroughputMonitor(...)]"),
     **dict.fromkeys(("ema_decay", "ema_use"), "callbacks=[EMAWeightAveraging(decay=...)]"),
+    "chunked_loss": "use_liger_kernel=True",
+    "log_loss_terms": "self.log in an overridden compute_loss",
     **dict.fromkeys(("log_level", "log_level_replica"), LOG_LEVEL),
     "eval_strategy": "val_check_interval, check_val_every_n_epoch and limit_val_batches",
     "eval_steps": "val_check_interval, which counts batches",

@@ -57,6 +57,7 @@ class ModuleLossSettings:
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
     _loss_reduction: LossReduction = UNKNOWN
+    _needs_logits = False
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class ModuleLossSettings:
             world_size=1,
             average_tokens_across_devices=args.average_tokens_across_devices,
             loss_normalization=args.loss_normalization,
+            chunked_loss=False,
         )
         self.compute_loss_func = compute_loss_func
         self.label_smoother = make_label_smoother(model, args.label_smoothing_factor)

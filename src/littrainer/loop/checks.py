@@ -28,6 +28,7 @@ from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.evaluation.streaming import make_streaming_metrics
+from littrainer.loop.chunked_loss import find_head
 from littrainer.loop.loss import reduces_to_micro_batch_mean
 from littrainer.loop.overrides import accept_earlier_signatures, find_overrides, refuse_ignored_overrides
 from littrainer.runtime.log_levels import apply_log_level
@@ -320,6 +321,8 @@ def check_before_training(trainer: Any) -> None:
     check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
     is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
     check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    if trainer.args.chunked_loss:
+        _check_chunked_loss(trainer, is_version_1)
     needs_full_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
     is_sharded = needs_full_model and (
         trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
@@ -341,6 +344,24 @@ def check_before_training(trainer: Any) -> None:
         # Making the loader raises for samples without a length or too long samples.
         for name in trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else (None,):
             trainer.get_eval_dataloader(name)
+
+
+def _check_chunked_loss(trainer: Any, is_version_1: bool) -> None:
+    code = getattr(inspect.unwrap(trainer.compute_loss), "__code__", None)
+    # The Trainer's own calls `compute_loss_and_outputs`.
+    calls_ours = any("compute_loss" in name for name in getattr(code, "co_names", ("compute_loss",)))
+    reasons = {
+        "compute_loss_func, which takes logits": trainer.compute_loss_func is not None,
+        "a compute_loss that does not call the Trainer's": not calls_ours,
+        "use_liger_kernel, which computes no logits either": trainer.args.use_liger_kernel,
+        "DeepSpeed, FSDP version 1 or tensor parallelism, which split the head": is_version_1
+        or trainer.is_deepspeed_enabled
+        or trainer.get_tp_size() > 1,
+    }
+    for reason in (reason for reason, applies in reasons.items() if applies):
+        raise ValueError(f"chunked_loss=True cannot be combined with {reason}: leave out one of them.")
+    if trainer.model is not None:
+        find_head(trainer.model)
 
 
 def normalize_accelerator_config(args: TrainingArguments) -> None:

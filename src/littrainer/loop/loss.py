@@ -22,6 +22,7 @@ from littrainer.data.columns import (
 )
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
 from littrainer.distributed.collectives import gather_across_processes, get_world_size, reduce_across_processes
+from littrainer.loop.chunked_loss import call_without_logits, is_loss_chunked
 from littrainer.model.facts import is_causal_lm, unwrap_user_model
 from littrainer.runtime.notes import add_note
 
@@ -47,6 +48,8 @@ class LossSettings(Protocol):
     _loss_shifts_labels: bool
     # A LossReduction (loop/loss_normalization.py).
     _loss_reduction: Any
+    # An evaluation needs logits, which `chunked_loss` leaves out.
+    _needs_logits: bool
 
     def _get_batch_copies(self) -> int:
         """Return the number of processes with the same batch."""
@@ -63,8 +66,10 @@ def compute_loss_and_outputs(
         ValueError: the model returned no loss.
         TypeError: the batch has no named entries.
     """
-    labels = None
-    if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
+    labels, is_chunked = None, settings.args.chunked_loss and is_loss_chunked(settings._needs_logits)
+    # A chunked loss is smoothed within the model.
+    smoother = None if is_chunked else settings.label_smoother
+    if (settings.compute_loss_func is not None or smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
     elif settings.compute_loss_func is not None:
         labels = _get_labels(settings, inputs, model)
@@ -76,8 +81,9 @@ def compute_loss_and_outputs(
     if not hasattr(inputs, "keys"):
         raise make_unnamed_batch_error(inputs, model)
     if labels is not None and settings.compute_loss_func is None:
-        return _smoothed_loss_and_outputs(settings.label_smoother, model, inputs, labels, num_items_in_batch)
-    outputs = model(**inputs)
+        return _smoothed_loss_and_outputs(smoother, model, inputs, labels, num_items_in_batch)
+    arguments = model, inputs, settings.label_smoother, num_items_in_batch
+    outputs = call_without_logits(*arguments) if is_chunked else model(**inputs)
     if settings.compute_loss_func is not None:
         if labels is None:
             names = " and ".join(map(repr, settings.label_names)) or "'labels'"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -25,7 +27,7 @@ class TrackedMeans:
         self._sums: dict[str, torch.Tensor | float] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, name: str, value: torch.Tensor | float) -> None:
+    def add(self, name: str, value: torch.Tensor | float, weight: int = 1) -> None:
         """Add a value, with the errors of `track`."""
         if name in LOGGED_BY_TRAINER or name.startswith(("eval_", "speed/")):
             raise ValueError(f"track() cannot log {name!r}, which the Trainer logs itself: choose another name.")
@@ -39,8 +41,30 @@ class TrackedMeans:
                 value = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"track({name!r}) was given {kind_of(value)}, and takes one number: its mean().") from None
-        self._sums[name] = self._sums.get(name, 0.0) + value
-        self._counts[name] = self._counts.get(name, 0) + 1
+        self._sums[name] = self._sums.get(name, 0.0) + value * weight
+        self._counts[name] = self._counts.get(name, 0) + weight
+
+    def add_loss_terms(self, result: Any, weight: int = 1) -> tuple[Any, Any]:
+        """Add the scalars named "...loss..." that `compute_loss` returned, and return its loss and outputs.
+
+        Parameters:
+            result: the loss, the pair of loss and outputs, or a dict with `loss`.
+            weight: number of samples, for a mean over samples.
+        """
+        if isinstance(result, Mapping) and "loss" not in result:
+            raise TypeError(f"compute_loss returned a dict with {', '.join(map(repr, result))}: add the sum as 'loss'.")
+        loss, outputs = (result["loss"], result) if isinstance(result, Mapping) else (result, None)
+        if isinstance(result, tuple):
+            loss, outputs = result
+        # Models of detection return a `loss_dict`.
+        groups = [value for name, value in _named_losses(outputs) if isinstance(value, Mapping)]
+        for name, value in itertools.chain(*map(_named_losses, [outputs, *groups])):
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point():
+                self.add(name, value, weight)
+        return loss, outputs
+
+    def clear(self) -> None:
+        self._sums, self._counts = {}, {}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -58,13 +82,18 @@ class TrackedMeans:
         if not most_tracked:
             return {}
         local = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
-        self._sums, self._counts = {}, {}
+        self.clear()
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         for name, total, count in gather_objects_across_processes(local):
             sums[name] = sums.get(name, 0.0) + total
             counts[name] = counts.get(name, 0) + count
         return {name: sums[name] / counts[name] for name in sums}
+
+
+def _named_losses(outputs: Any) -> list[tuple[str, Any]]:
+    items = outputs.items() if isinstance(outputs, Mapping) else ()
+    return [(name, value) for name, value in items if "loss" in name and name != "loss"]
 
 
 _current_means: ContextVar[TrackedMeans | None] = ContextVar("tracked means of the current training", default=None)
