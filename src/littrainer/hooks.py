@@ -37,9 +37,9 @@ from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import (
     DroppedColumns,
-    advise_on_model_kind,
     drop_extra_columns,
     find_accepted_columns,
+    make_empty_batch_error,
     make_unnamed_batch_error,
 )
 from littrainer.data.limits import count_development_batches, is_overfit_run
@@ -427,14 +427,7 @@ class TrainerHooks(TrainerAttributesBase):
         if not hasattr(inputs, "__len__"):
             raise make_unnamed_batch_error(inputs, self.model)
         if len(inputs) == 0:
-            removed = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
-            names = f" ({', '.join(removed)})" if removed else ""
-            advice = "Rename them, or set remove_unused_columns=False"
-            raise ValueError(
-                f"A batch without any input: none of the data's columns{names} is one that {type(self.model).__name__}"
-                f".forward takes ({', '.join(self._get_signature_columns())}). "
-                f"{advise_on_model_kind(self.model) or advice}."
-            )
+            raise make_empty_batch_error(self._dropped_columns.values(), self._get_signature_columns(), self.model)
         return inputs
 
     def _prepare_input(self, data: Any) -> Any:

@@ -520,12 +520,12 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
-            cut_sequences(self.session, self.args, self.model, reads_logits),
+            cut_sequences(self.session, self.args, self.model, reads_logits) as sequences,
         ):
             run_lightning.shard_for_evaluation(self)
             model = self._prepare_model_for_evaluation()
-            if self.session.sequences is not None and not self.is_in_train:
-                self.session.sequences.check()
+            if sequences is not None and not self.is_in_train:
+                sequences.check()
             evaluation.begin(model)
             run_lightning.evaluate(self, evaluation)
             self._reset_gather_function()

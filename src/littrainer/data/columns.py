@@ -54,6 +54,16 @@ def make_unnamed_batch_error(batch: Any, model: Any, override: str = "compute_lo
     )
 
 
+def make_empty_batch_error(dropped_columns: Iterable[DroppedColumns], accepted: list[str], model: Any) -> ValueError:
+    removed = {name: None for dropped in dropped_columns for name in dropped.names}
+    names = f" ({', '.join(removed)})" if removed else ""
+    advice = advise_on_model_kind(model) or "Rename them, or set remove_unused_columns=False"
+    return ValueError(
+        f"A batch without any input: none of the data's columns{names} is one that {type(model).__name__}.forward takes "
+        f"({', '.join(accepted)}). {advice}."
+    )
+
+
 def read_first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
     """Return a sample with the columns that are dropped later; empty if it cannot be read."""
     data: list[Any] = [getattr(source, name, None) for name in ("train_dataset", "eval_dataset")]
