@@ -47,6 +47,7 @@ VALUES: dict[str, list[Any]] = {
     "eval_steps": [None, 1e-9, 0.5, 1, 10**9],
     "eval_delay": [0, 0.5, 1e9],
     "eval_on_start": [False, True],
+    "eval_at_end": [False, True],
     "eval_accumulation_steps": [None, 1],
     "prediction_loss_only": [False, True],
     "include_for_metrics": [[], ["inputs"], ["loss"], "inputs"],

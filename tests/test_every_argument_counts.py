@@ -255,6 +255,7 @@ EFFECTS: dict[str, Effect] = {
     "eval_delay": Effect(0, 3, events, EVALUATING),
     "per_device_eval_batch_size": Effect(2, 7, evaluation_batches),
     "eval_on_start": Effect(False, True, events, EVALUATING),
+    "eval_at_end": Effect(False, True, events),
     "eval_accumulation_steps": Effect(1, 2, moves_to_the_host),
     # Checkpoints
     "save_only_model": Effect(False, True, files, SAVING),

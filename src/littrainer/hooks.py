@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
-from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
+from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.deepspeed import has_deepspeed, update_deepspeed
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
@@ -493,8 +493,7 @@ class TrainerHooks(TrainerAttributesBase):
             with part_of_training(EVALUATION), preemption.interruptible_evaluation(state):
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
-                if self.args.save_strategy == SaveStrategy.BEST:
-                    self.control.should_save = is_new_best
+                log_eval_save.update_save_flag(self.args, state, self.control, is_new_best)
         preemption.request_save_and_stop(state, self.control)
         if not self.control.should_save:
             return

@@ -34,7 +34,7 @@ ARGUMENTS_OF: dict[str, str] = {
     "seeds": "full_determinism seed",
     "evaluation": (
         "bf16_full_eval fp16_full_eval prediction_loss_only eval_on_start eval_do_concat_batches "
-        "eval_accumulation_steps include_for_metrics batch_eval_metrics eval_loss_weighting eval_minutes "
+        "eval_accumulation_steps include_for_metrics batch_eval_metrics eval_loss_weighting eval_minutes eval_at_end "
         "predict_with_generate generation_max_length generation_num_beams"
     ),
     "checkpoint": (

@@ -400,6 +400,11 @@ class AdditionalFields:
     )
     save_minutes: float | None = argument(None, "Minutes after the last checkpoint at which to save.")
     eval_minutes: float | None = argument(None, "Minutes after the last evaluation at which to evaluate.")
+    eval_at_end: bool = argument(
+        False,
+        "Evaluate after the last step, unless that step was evaluated, and save if the metric is the best (with "
+        "`save_strategy` other than `no`).",
+    )
     max_minutes: float | None = argument(
         None,
         "Minutes after which a call of `train()`, also a resumed one, ends as at `max_steps`.",

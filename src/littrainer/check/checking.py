@@ -471,7 +471,7 @@ class TrainingCheck:
             every, minutes = get_schedule(part, args, state)
             by_steps = math.ceil(state.max_steps / every) if every else 0
             counts.append(by_steps + int(seconds / 60 / (minutes or math.inf)))
-        evaluations, saves = counts[0] + bool(args.eval_on_start), counts[1]
+        evaluations, saves = max(counts[0], int(args.eval_at_end)) + bool(args.eval_on_start), counts[1]
         if self.checkpoint is not None and saves:
             self.findings.append(findings.check_disk(args, self.checkpoint, saves))
         if step is None or (evaluations and evaluation is None):

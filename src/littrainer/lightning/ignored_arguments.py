@@ -58,6 +58,7 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "eval_delay": "check_val_every_n_epoch",
     "eval_minutes": "val_check_interval",
     "eval_on_start": "trainer.validate() before trainer.fit()",
+    "eval_at_end": "trainer.validate() after trainer.fit()",
     "eval_use_gather_object": "outputs that are tensors",
     "batch_eval_metrics": "metrics of torchmetrics as compute_metrics",
     **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
