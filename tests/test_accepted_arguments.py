@@ -66,6 +66,7 @@ VALUES: dict[str, list[Any]] = {
     "dataloader_drop_last": [False, True],
     "dataloader_persistent_workers": [False, True],
     "remove_unused_columns": [False, True],
+    "signature_columns": [None, [], ["x", "labels"], ["nonsense"]],
     "train_sampling_strategy": ["random", "sequential", "group_by_length", "batch_rebalance"],
     "length_column_name": ["", "nonsense"],
     "skip_memory_metrics": [False, True],

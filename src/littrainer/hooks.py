@@ -229,20 +229,21 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
-            self._signature_columns = find_accepted_columns(self.model, self.label_names)
+            self._signature_columns = find_accepted_columns(self.model, self.label_names, self.args.signature_columns)
 
     def _get_signature_columns(self) -> list[str]:
         self._set_signature_columns_if_needed()
-        return self._signature_columns or []
+        # Libraries override the method above.
+        return self.args.signature_columns or self._signature_columns or []
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
         accepted = self._get_signature_columns()
-        model_name = type(self.model).__name__
-        trimmed = drop_extra_columns(dataset, accepted, model_name, description)
+        model_name, by_argument = type(self.model).__name__, self.args.signature_columns is not None
+        trimmed = drop_extra_columns(dataset, accepted, model_name, description, by_argument)
         names = [name for name in dataset.column_names if name not in accepted]
-        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted, by_argument)
         warn_about_dropped_lengths(self.args, dataset, trimmed)
         return trimmed
 
@@ -254,7 +255,10 @@ class TrainerHooks(TrainerAttributesBase):
         accepted = self._get_signature_columns()
         model_name = type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
-        self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
+        by_argument = self.args.signature_columns is not None
+        self._dropped_columns[description] = DroppedColumns(
+            collator.dropped, description, model_name, accepted, by_argument
+        )
         return collator
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:

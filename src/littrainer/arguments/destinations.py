@@ -23,7 +23,7 @@ ARGUMENTS_OF: dict[str, str] = {
         "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context "
         "dataloader_in_order max_tokens_per_batch pack_to_length"
     ),
-    "data columns": "remove_unused_columns label_names",
+    "data columns": "remove_unused_columns signature_columns label_names",
     "sampler": "data_seed train_sampling_strategy length_column_name sortish_sampler",
     "model": (
         "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "

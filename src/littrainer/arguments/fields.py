@@ -413,6 +413,9 @@ class AdditionalFields:
         None,
         "Seconds without progress after which training prints the stacks of all threads and ends with an error.",
     )
+    signature_columns: list[str] | None = argument(
+        None, "Dataset columns to keep, instead of the arguments of the model's forward and the labels."
+    )
     max_tokens_per_batch: int | None = argument(
         None, "Maximum tokens, with padding, of a batch of samples of similar length; in evaluation too."
     )

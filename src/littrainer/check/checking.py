@@ -199,7 +199,8 @@ class TrainingCheck:
 
     def _check_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
-        columns = find_accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
+        keeps_all, names = not self.args.remove_unused_columns, trainer.label_names
+        columns = None if keeps_all else find_accepted_columns(model, names, self.args.signature_columns)
         has_custom_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():

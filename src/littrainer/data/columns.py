@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, find_text
 from littrainer.model.facts import base_model, find_catch_all_name
 from littrainer.runtime.notes import add_note, kind_of
@@ -32,15 +33,21 @@ class DroppedColumns(NamedTuple):
     Parameters:
         names: the columns; a collator may add names later.
         accepted: arguments of forward and label names.
+        by_argument: whether `signature_columns` names the accepted columns.
     """
 
     names: Collection[str]
     description: str | None
     model_name: str
     accepted: Sequence[str]
+    by_argument: bool = False
 
 
-def find_accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
+def find_accepted_columns(
+    model: Any, label_names: Sequence[str], signature_columns: Sequence[str] | None = None
+) -> list[str]:
+    if signature_columns is not None:
+        return list(signature_columns)
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
@@ -76,8 +83,22 @@ def suggest_renaming(argument: str, sample: Mapping[str, Any], model: Any) -> st
     return None
 
 
-def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
+def drop_extra_columns(
+    dataset: Any, accepted: list[str], model_name: str, description: str | None, by_argument: bool = False
+) -> Any:
+    """Return the dataset with the accepted columns.
+
+    Parameters:
+        by_argument: whether `signature_columns` names the accepted columns, which a training set then must have.
+    """
     dropped = [name for name in dataset.column_names if name not in accepted]
+    missing = [name for name in accepted if name not in dataset.column_names] if by_argument else []
+    if missing and (description == "Training" or len(missing) == len(accepted)):
+        raise ValueError(
+            f"signature_columns names {missing[0]!r}, and the {str(description).lower()} set has no such column "
+            f"({suggest_name(missing[0], dataset.column_names)}); it has {', '.join(dataset.column_names)}. Name the "
+            "columns to keep."
+        )
     if dropped and len(dropped) == len(dataset.column_names):
         location = f" of the {description.lower()} set" if description else ""
         raise ValueError(
@@ -121,6 +142,8 @@ def _make_note(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
         catch_all = None if model is None else find_catch_all_name(model)
     location = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
+    if dropped.by_argument:
+        return f"signature_columns={list(dropped.accepted)} has left {names} out of {location}: add what is missing."
     arguments = ", ".join(name for name in dropped.accepted if name != catch_all)
     return (
         f"remove_unused_columns has left {names} out of {location}: {dropped.model_name}.forward takes "

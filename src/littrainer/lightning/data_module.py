@@ -248,15 +248,17 @@ class TrainerDataModule(pl.LightningDataModule):
                 )
             return dataset, collate
         label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
-        accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
+        by_argument, model_name = args.signature_columns is not None, type(model).__name__
+        accepted = find_accepted_columns(model, label_names, args.signature_columns)
         if is_a(dataset, "datasets.Dataset"):
-            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name, description)
+            source = dataset
+            dataset = drop_extra_columns(dataset, accepted, model_name, description, by_argument)
             warn_about_dropped_lengths(args, source, dataset)
             names: Any = [name for name in source.column_names if name not in accepted]
         else:
             collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
             names = collate.dropped
-        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted, by_argument)
         return dataset, collate
 
     def on_exception(self, exception: BaseException) -> None:

@@ -92,7 +92,7 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
 DATA_MODULE_ARGUMENTS = frozenset(
     name
     for name, reader in READERS.items()
-    if reader in ("data loader", "sampler") or name in ("seed", "remove_unused_columns")
+    if reader in ("data loader", "sampler") or name in ("seed", "remove_unused_columns", "signature_columns")
 ) - set(LIGHTNING_EQUIVALENTS)
 # Scripts read the others.
 MODULE_ARGUMENTS = frozenset(
