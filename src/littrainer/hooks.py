@@ -38,7 +38,7 @@ from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, drop_extra_columns, find_accepted_columns, make_unnamed_batch_error
 from littrainer.data.limits import count_development_batches, is_overfit_run
 from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
-from littrainer.data.packing import pack_documents
+from littrainer.data.packing import collate_with_labels, pack_documents
 from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
@@ -194,6 +194,8 @@ class TrainerHooks(TrainerAttributesBase):
             sampler = make_token_batch_sampler(
                 args, untrimmed, sampler, self.processing_class, self.data_collator, is_training
             )
+        elif args.pack_to_length is not None and description == "Evaluation":
+            collate = partial(collate_with_labels, collate)
         elif args.pack_to_length is not None and is_training:
             attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
             dataset, sampler, collate = pack_documents(

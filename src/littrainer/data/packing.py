@@ -177,6 +177,19 @@ class PackedStream(IterableDataset[list[Any]]):
         return [[documents[number][1] for number in row] for row in rows]
 
 
+def collate_with_labels(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """Return a batch of an evaluation, whose tokens are the labels if it has none, as in training.
+
+    Parameters:
+        collate: collator of the samples.
+    """
+    batch = collate(samples)
+    if not isinstance(batch, Mapping) or "input_ids" not in batch or "labels" in batch:
+        return batch
+    labels, mask = batch["input_ids"], batch.get("attention_mask")
+    return {**batch, "labels": labels if mask is None else labels.masked_fill(~mask.bool(), IGNORED_LABEL)}
+
+
 class PackedCollator:
     """Collator of rows of documents.
 
