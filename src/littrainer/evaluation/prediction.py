@@ -47,7 +47,15 @@ def get_ignored_outputs(model: Any) -> Sequence[str]:
 
 
 def extract_labels(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
-    labels = detach_nested(tuple(inputs.get(name) for name in label_names))
+    """Return the labels of a batch, of several names as a tuple; a tuple of samples becomes a list."""
+    rows = find_batch_size(inputs)
+
+    def is_sample_tuple(value: Any) -> bool:
+        is_long_enough = isinstance(value, tuple) and not hasattr(value, "_fields") and len(value) == rows
+        return is_long_enough and not all(np.shape(entry)[:1] == (rows,) for entry in value)
+
+    values = (inputs.get(name) for name in label_names)
+    labels = detach_nested(tuple(list(value) if is_sample_tuple(value) else value for value in values))
     return labels[0] if len(labels) == 1 else labels
 
 
