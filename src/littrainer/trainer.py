@@ -551,7 +551,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # Only the training's own facts describe the weights before it.
             facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
-            write_run_record(self.args, self.args.output_dir, facts)
+            write_run_record(self.args, self.args.output_dir, {**facts, **self.session.checkpoints.course})
             upload_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------

@@ -159,6 +159,8 @@ class CheckpointManager:
         self.pending: PendingSave | None = None
         # Description of code, data and model in the run's record.
         self.facts: dict[str, Any] | None = None
+        # When the training began, and how it ended, in the run's record.
+        self.course: dict[str, Any] = {}
         # The last checkpoint (in the writer), until its `on_save` callbacks have run.
         self._written: str | None = None
         # The Trainer's save methods get only a folder; `staged(folder)` returns this checkpoint to them.

@@ -1,9 +1,11 @@
-"""Records of a run's start: littrainer_run.json, and training_args.bin for transformers and other tools."""
+"""Records of a run's start and end: littrainer_run.json, and training_args.bin for transformers and other tools."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import datetime
 import functools
 import hashlib
 import json
@@ -81,6 +83,17 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
     text = json.dumps(record, indent=2, default=_to_json, skipkeys=True)
     # Atomic, since other commands may read the file meanwhile.
     write_atomically(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
+
+
+def record_end(path: Path, course: Mapping[str, Any]) -> None:
+    """Add to a run's record how the training ended; an unreadable record stays as it is."""
+    with contextlib.suppress(OSError, ValueError):
+        record = {**json.loads(path.read_text("utf-8")), **course}
+        write_atomically(path, f"{json.dumps(record, indent=2)}\n")
+
+
+def get_timestamp() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _to_json(value: Any) -> Any:
