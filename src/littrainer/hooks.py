@@ -242,10 +242,10 @@ class TrainerHooks(TrainerAttributesBase):
         if not self.args.remove_unused_columns:
             return dataset
         accepted = self._get_signature_columns()
-        model_name, by_argument = type(self.model).__name__, self.args.signature_columns is not None
-        trimmed = drop_extra_columns(dataset, accepted, model_name, description, by_argument)
+        model_name = None if self.args.signature_columns else type(self.model).__name__
+        trimmed = drop_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
-        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted, by_argument)
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
         warn_about_dropped_lengths(self.args, dataset, trimmed)
         return trimmed
 
@@ -255,12 +255,9 @@ class TrainerHooks(TrainerAttributesBase):
         if not self.args.remove_unused_columns:
             return data_collator
         accepted = self._get_signature_columns()
-        model_name = type(self.model).__name__
+        model_name = None if self.args.signature_columns else type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
-        by_argument = self.args.signature_columns is not None
-        self._dropped_columns[description] = DroppedColumns(
-            collator.dropped, description, model_name, accepted, by_argument
-        )
+        self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
         return collator
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:

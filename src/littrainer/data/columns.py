@@ -32,15 +32,14 @@ class DroppedColumns(NamedTuple):
 
     Parameters:
         names: the columns; a collator may add names later.
-        accepted: arguments of forward and label names.
-        by_argument: whether `signature_columns` names the accepted columns.
+        model_name: class of the model; None if `signature_columns` names the accepted columns.
+        accepted: arguments of forward and label names, or `signature_columns`.
     """
 
     names: Collection[str]
     description: str | None
-    model_name: str
+    model_name: str | None
     accepted: Sequence[str]
-    by_argument: bool = False
 
 
 def find_accepted_columns(
@@ -83,16 +82,14 @@ def suggest_renaming(argument: str, sample: Mapping[str, Any], model: Any) -> st
     return None
 
 
-def drop_extra_columns(
-    dataset: Any, accepted: list[str], model_name: str, description: str | None, by_argument: bool = False
-) -> Any:
+def drop_extra_columns(dataset: Any, accepted: list[str], model_name: str | None, description: str | None) -> Any:
     """Return the dataset with the accepted columns.
 
     Parameters:
-        by_argument: whether `signature_columns` names the accepted columns, which a training set then must have.
+        model_name: class of the model; None for the columns of `signature_columns`, which a training set must have.
     """
     dropped = [name for name in dataset.column_names if name not in accepted]
-    missing = [name for name in accepted if name not in dataset.column_names] if by_argument else []
+    missing = [name for name in accepted if name not in dataset.column_names] if model_name is None else []
     if missing and (description == "Training" or len(missing) == len(accepted)):
         raise ValueError(
             f"signature_columns names {missing[0]!r}, and the {str(description).lower()} set has no such column "
@@ -142,7 +139,7 @@ def _make_note(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
         catch_all = None if model is None else find_catch_all_name(model)
     location = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
-    if dropped.by_argument:
+    if dropped.model_name is None:
         return f"signature_columns={list(dropped.accepted)} has left {names} out of {location}: add what is missing."
     arguments = ", ".join(name for name in dropped.accepted if name != catch_all)
     return (

@@ -238,7 +238,7 @@ class TrainerDataModule(pl.LightningDataModule):
         if collate is None:
             collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
-        if model is None:
+        if model is None and not args.signature_columns:
             if args.remove_unused_columns and not self._has_warned_of_columns:
                 self._has_warned_of_columns = True
                 logger.warning(
@@ -247,18 +247,19 @@ class TrainerDataModule(pl.LightningDataModule):
                     type(self).__name__,
                 )
             return dataset, collate
-        label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
-        by_argument, model_name = args.signature_columns is not None, type(model).__name__
-        accepted = find_accepted_columns(model, label_names, args.signature_columns)
+        if args.signature_columns:
+            accepted, model_name = args.signature_columns, None
+        else:
+            label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
+            accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            source = dataset
-            dataset = drop_extra_columns(dataset, accepted, model_name, description, by_argument)
+            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name, description)
             warn_about_dropped_lengths(args, source, dataset)
             names: Any = [name for name in source.column_names if name not in accepted]
         else:
             collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
             names = collate.dropped
-        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted, by_argument)
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
         return dataset, collate
 
     def on_exception(self, exception: BaseException) -> None:
