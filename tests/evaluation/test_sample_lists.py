@@ -64,7 +64,7 @@ def test_lists_of_samples_are_concatenated(tmp_path: Path, number: int) -> None:
 # ---- Models and collators of transformers' vision examples -----------------------------------------------------------
 
 
-SIZE = 32
+SIZE = 64
 IMAGES = 5
 
 
@@ -84,7 +84,7 @@ def tiny_maskformer() -> Any:
         encoder_attention_heads=2, decoder_attention_heads=2,
     )  # fmt: skip
     config = transformers.MaskFormerConfig(
-        backbone_config=backbone, decoder_config=decoder, fpn_feature_size=16, mask_feature_size=16, num_labels=3
+        backbone_config=backbone, decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, num_labels=3
     )
     return transformers.MaskFormerForInstanceSegmentation(config)
 

@@ -51,8 +51,10 @@ def extract_labels(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any
     rows = find_batch_size(inputs)
 
     def is_sample_tuple(value: Any) -> bool:
-        is_long_enough = isinstance(value, tuple) and not hasattr(value, "_fields") and len(value) == rows
-        return is_long_enough and not all(np.shape(entry)[:1] == (rows,) for entry in value)
+        if not isinstance(value, tuple) or hasattr(value, "_fields") or len(value) != rows:
+            return False
+        # Entries with a row for each sample are labels of several heads.
+        return rows == 1 or any(np.shape(entry)[:1] != (rows,) for entry in value)
 
     values = (inputs.get(name) for name in label_names)
     labels = detach_nested(tuple(list(value) if is_sample_tuple(value) else value for value in values))
