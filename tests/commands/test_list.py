@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.scenarios.trainers import quiet_trainer
 
 def list_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return the listed trainings by name."""
+    # A training printed its logs.
+    capsys.readouterr()
     assert main(["list", "--json", str(folder)]) == 0
     return {run["name"]: run for run in json.loads(capsys.readouterr().out)}
 
@@ -55,10 +58,8 @@ def test_a_training_is_listed_with_the_reason_of_its_end(
         **dict.fromkeys(("eval_strategy", "save_strategy"), "steps"),
         **dict.fromkeys(("eval_steps", "save_steps"), 1),
     )
-    try:
+    with contextlib.suppress(ArithmeticError, KeyboardInterrupt):
         trainer.train()
-    except (ArithmeticError, KeyboardInterrupt):
-        capsys.readouterr()
     run = list_runs(tmp_path, capsys)["runs/first"]
     assert (run["step"], run["end"]) == (step, reason)
     assert (run["metric"], run["best"], run["best_step"]) == ("quality", 0.5, 1)
