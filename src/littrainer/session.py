@@ -301,9 +301,14 @@ def train(
         if trial is None:
             resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
         output = _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
-        signal, ended_by = trainer.preemption.stop_signal, output.metrics.get("ended_by")
+        # An override of the training loop may return something else.
+        signal, metrics = trainer.preemption.stop_signal, getattr(output, "metrics", None) or {}
         reason = find_end_reason(
-            trainer.args, trainer.state, trainer.callback_handler.callbacks, signal and signal.name, ended_by
+            trainer.args,
+            trainer.state,
+            trainer.callback_handler.callbacks,
+            signal and signal.name,
+            metrics.get("ended_by"),
         )
         trainer.session.checkpoints.course |= _describe_end(trainer.state, reason)
         return output

@@ -38,7 +38,7 @@ class StopOrFail(TrainerCallback):
 # Callback, further arguments, step and reason.
 ENDS: dict[str, tuple[Any, dict[str, Any], int, str]] = {
     "complete": (StopOrFail, {"max_steps": 2}, 2, "complete"),
-    "callback": (StopOrFail, {}, 2, "stopped by a callback or a file STOP"),
+    "callback": (StopOrFail, {}, 2, "stopped early"),
     "early stopping": (EarlyStoppingCallback, {}, 2, "early stopping: quality did not improve in 1 evaluation"),
     "max_minutes": (StopOrFail, {"max_minutes": 0}, 1, "max_minutes=0"),
     "error": (StopOrFail(ArithmeticError("secret")), {}, 2, "error: ArithmeticError"),

@@ -50,7 +50,7 @@ def find_end_reason(
         if getattr(callback, COUNTER, 0) >= patience:
             evaluations = f"{patience} evaluation{'s' * (patience > 1)}"
             return f"early stopping: {args.metric_for_best_model} did not improve in {evaluations}"
-    return "stopped by a callback or a file STOP"
+    return "stopped early"
 
 
 def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
