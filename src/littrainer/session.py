@@ -303,11 +303,12 @@ def train(
         output = _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
         # An override of the training loop may return something else.
         signal, metrics = trainer.preemption.stop_signal, getattr(output, "metrics", None) or {}
+        signal_name = None if signal is None else signal.name
         reason = find_end_reason(
             trainer.args,
             trainer.state,
             trainer.callback_handler.callbacks,
-            signal and signal.name,
+            signal_name,
             metrics.get("ended_by"),
         )
         trainer.session.checkpoints.course |= _describe_end(trainer.state, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ def extract_labels(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any
     """Return the labels of a batch, of several names as a tuple; a tuple of samples becomes a list."""
     rows = find_batch_size(inputs)
 
-    def is_sample_tuple(value: Any) -> bool:
+    def is_sample_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
         if not isinstance(value, tuple) or hasattr(value, "_fields") or len(value) != rows:
             return False
         # Entries with a row for each sample are labels of several heads.

@@ -238,7 +238,9 @@ class TrainerDataModule(pl.LightningDataModule):
         if collate is None:
             collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
-        if model is None and not args.signature_columns:
+        if args.signature_columns:
+            accepted, model_name = args.signature_columns, None
+        elif model is None:
             if args.remove_unused_columns and not self._has_warned_of_columns:
                 self._has_warned_of_columns = True
                 logger.warning(
@@ -247,8 +249,6 @@ class TrainerDataModule(pl.LightningDataModule):
                     type(self).__name__,
                 )
             return dataset, collate
-        if args.signature_columns:
-            accepted, model_name = args.signature_columns, None
         else:
             label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
             accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
