@@ -515,7 +515,7 @@ class TrainerHooks(TrainerAttributesBase):
         self._save_checkpoint(model, trial)
         with raise_on_all_ranks("on_save of callbacks"):
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        checkpoints.commit_changes()
+        checkpoints.finish_save()
 
     def _on_background_save_done(self, folder: str, state: TrainerState) -> None:
         checkpoints = self.session.checkpoints
@@ -524,7 +524,7 @@ class TrainerHooks(TrainerAttributesBase):
             self.control = self.callback_handler.on_save(self.args, state, self.control)
         self.control.should_save = self.control.should_save or should_save_again
         if checkpoints.is_writer(self.args, Path(folder).parent):
-            checkpoints.commit_changes(folder)
+            checkpoints.finish_save(folder)
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
@@ -663,7 +663,7 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
-        self.session.checkpoints.staged(folder).write_model(self.model, state_dict)
+        self.session.checkpoints.get_writer(folder).write_model(self.model, state_dict)
         write_tokenizer_and_args(folder, self.args, self._get_processing_class_to_save())
 
     def _get_processing_class_to_save(self) -> Any:
@@ -683,7 +683,7 @@ class TrainerHooks(TrainerAttributesBase):
                 self._get_processing_class_to_save(),
                 self._save,
                 self._issue_warnings_after_load,
-                self.session.checkpoints.staged,
+                self.session.checkpoints.get_writer,
             )
         )
 
@@ -706,18 +706,20 @@ class TrainerHooks(TrainerAttributesBase):
             self._push_from_checkpoint(folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        self._build_state_io().save_optimizer(Path(output_dir))
+        self._build_state_io().save_training_state(Path(output_dir))
         if self.args.should_save and not getattr(self.lr_scheduler, "is_saved_by_engine", False):
-            self.session.checkpoints.staged(output_dir).write_objects({SCHEDULER_NAME: self.lr_scheduler.state_dict()})
+            self.session.checkpoints.get_writer(output_dir).write_objects(
+                {SCHEDULER_NAME: self.lr_scheduler.state_dict()}
+            )
 
     def _save_scaler(self, output_dir: str) -> None:
         if self.args.should_save and self.accelerator.scaler is not None:
-            self.session.checkpoints.staged(output_dir).write_objects(
+            self.session.checkpoints.get_writer(output_dir).write_objects(
                 {SCALER_NAME: self.accelerator.scaler.state_dict()}
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        self.session.checkpoints.staged(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
+        self.session.checkpoints.get_writer(output_dir).write_objects({random_state_name(self.args): get_rng_states()})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         logger.info(f"Loading model from {resume_from_checkpoint}.")
@@ -729,7 +731,7 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            self._build_state_io().load_optimizer(Path(checkpoint))
+            self._build_state_io().load_training_state(Path(checkpoint))
             reader.load_scheduler(self.lr_scheduler, len(self._require_optimizer().param_groups), Path(checkpoint))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -792,4 +794,4 @@ class TrainerHooks(TrainerAttributesBase):
         # The state's best checkpoint does not change.
         self.store_flos()
         training = self._build_saved_training(checkpoint_dir)
-        self.session.checkpoints.write(training, training.folder, is_complete=True)
+        self.session.checkpoints.write(training, training.folder, with_optimizer=True)

@@ -28,6 +28,14 @@ class Seq2SeqTrainer(Trainer):
 
     Raises:
         OSError, ValueError, TypeError: the generation config is invalid, or the model cannot generate.
+
+    Examples:
+        >>> from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments
+        >>> from transformers import DataCollatorForSeq2Seq
+        >>> args = Seq2SeqTrainingArguments("runs/first", predict_with_generate=True, generation_max_length=8)
+        >>> trainer = Seq2SeqTrainer(t5, args, DataCollatorForSeq2Seq(tokenizer))
+        >>> len(trainer.predict(translations).predictions)
+        4
     """
 
     # Keywords of the current `evaluate` or `predict`.

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 # Error -> why the training ended.
-END_REASONS = {"KeyboardInterrupt": "Ctrl-C", "TrialPruned": "pruned"}
+END_REASONS = {"KeyboardInterrupt": "interrupted by Ctrl-C", "TrialPruned": "pruned"}
 
 
 @dataclass(slots=True)
@@ -278,7 +278,7 @@ def train(
     set_trial_folder(
         trainer.callback_handler.callbacks, None if trial is None else trainer._get_output_dir(trial=trial)
     )
-    trainer.session.checkpoints.course = {"started": get_timestamp()}
+    trainer.session.checkpoints.times = {"started": get_timestamp()}
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
     write_record = functools.partial(_write_record_for_run, trainer)
     # Ray: no lock, since the previous process of a paused trial may not have ended.
@@ -311,7 +311,7 @@ def train(
             signal_name,
             metrics.get("ended_by"),
         )
-        trainer.session.checkpoints.course |= _describe_end(trainer.state, reason)
+        trainer.session.checkpoints.times["end"] = _describe_end(trainer.state, reason)
         return output
 
 
@@ -330,10 +330,10 @@ def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Itera
     with contextlib.suppress(OSError):
         previous = record.read_bytes()
     checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
-    write_run_record(trainer.args, folder, {**checkpoints.facts, **checkpoints.course})
+    write_run_record(trainer.args, folder, checkpoints.facts)
     try:
         yield
-        record_end(record, checkpoints.course)
+        record_end(record, checkpoints.times["end"])
     except BaseException as error:
         if session.run is None or trainer.state.global_step <= session.first_step:
             with contextlib.suppress(OSError):
@@ -343,12 +343,12 @@ def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Itera
                     write_atomically(record, previous)
         else:
             name = type(error).__name__
-            record_end(record, _describe_end(trainer.state, END_REASONS.get(name, f"error: {name}")))
+            record_end(record, _describe_end(trainer.state, END_REASONS.get(name, f"failed: {name}")))
         raise
 
 
 def _describe_end(state: TrainerState, reason: str) -> dict[str, Any]:
-    return {"end": {"reason": reason, "step": state.global_step, "time": get_timestamp()}}
+    return {"reason": reason, "step": state.global_step, "time": get_timestamp()}
 
 
 def _train_from(

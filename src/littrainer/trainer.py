@@ -82,6 +82,15 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
     Raises:
         ValueError, TypeError, NotImplementedError: a parameter or an argument is invalid, or not supported here.
         RuntimeError: no model, or optimizers in addition to `model_init` or `optimizer_cls_and_kwargs`.
+
+    Examples:
+        >>> from littrainer import Trainer, TrainingArguments
+        >>> args = TrainingArguments("runs/first", max_steps=2, eval_strategy="steps", eval_steps=1)
+        >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+        >>> trainer.train().global_step
+        {'eval_loss': ...}
+        2
+        >>> trainer.save_model("runs/first/model")
     """
 
     @accept_earlier_keywords(tokenizer="processing_class")
@@ -502,7 +511,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             prediction_loss_only,
             ignore_keys,
             metric_key_prefix,
-            has_custom_step=bool(self._find_overrides("prediction_step")),
+            overrides_prediction_step=bool(self._find_overrides("prediction_step")),
             shifts_labels=self._loss_shifts_labels,
             move_input=self._prepare_input,
         )
@@ -550,8 +559,10 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # Only the training's own facts describe the weights before it.
-            facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
-            write_run_record(self.args, self.args.output_dir, {**facts, **self.session.checkpoints.course})
+            checkpoints = self.session.checkpoints
+            facts = checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
+            facts["run"].update(checkpoints.times)
+            write_run_record(self.args, self.args.output_dir, facts)
             upload_files(self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------

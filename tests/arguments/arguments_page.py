@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from littrainer.arguments.destinations import READERS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.fields import get_default, list_topics
 from littrainer.arguments.rules import SUPPORTED_VALUES
@@ -13,39 +12,36 @@ from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 INTRODUCTION = """\
 # Arguments
 
-`TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of
-transformers; `warmup_ratio` and `logging_dir` are from earlier 5.x releases, and the arguments after them in that
-table are littrainer's. `Seq2SeqTrainingArguments` adds those of the last table.
+`TrainingArguments` takes these arguments in this positional order, with the names and defaults of transformers;
+`warmup_ratio` and `logging_dir` are from earlier 5.x releases, and those after them in their table are littrainer's.
+`Seq2SeqTrainingArguments` adds five.
 
-<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py and arguments/destinations.py. -->
+<!-- Written by `python -m tests.arguments.arguments_page` from arguments/fields.py. -->
 
 - Every argument is supported, or is for your script alone. {refused}
 - Unknown names raise `TypeError` with the nearest known name.
-- The column "acts on" says which part of a training reads the argument. `littrainer explain` prints what becomes of
-  each argument of a run.
+- `littrainer explain` prints what an argument does and which part of a training reads it.
 """
 
 EARLIER_SPELLINGS = """\
 ## Earlier spellings
 
 Scripts written for transformers 4 run as they are. The constructor, the command line, dicts, files and attributes
-understand each name below; one `FutureWarning` says what to write today. A value raises `ValueError` if it asks for a
-feature that is gone, or contradicts the argument of today.
+accept each earlier name, with a `FutureWarning` that says what to write today. `ValueError` is raised for a value that
+contradicts today's argument, or that the last column, if it has any, does not have.
 """
 
 SETTLED_DIFFERENCES = """\
-If releases read the same spelling differently, this holds here:
+If releases differ:
 
-- `report_to=None` is refused, as in transformers 5; in 4 it meant all trackers that are installed.
-- `warmup_steps` below 1 is a share of all steps, from 1 up a number of steps: `1.0` is one step.
-- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 overrides `warmup_steps`, as in 5.3; if you give both,
-  a warning says so.
+- `report_to=None` is refused, as in transformers 5; in 4 it meant all installed trackers.
+- `warmup_steps` below 1 is a share of all steps; `1.0` is one step.
+- `warmup_ratio=0.0` leaves `warmup_steps` alone. Above 0 it overrides it, as in 5.3, with a warning if you give both.
 - `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
 
 The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`.
-`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. An overridden
-`compute_loss` or `training_step` without `num_items_in_batch` is called without it, and its loss counts as the mean of
-the micro-batch.
+`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. An overridden `compute_loss` or `training_step`
+without `num_items_in_batch` is called without it, and its loss counts as the mean of the micro-batch.
 """
 
 
@@ -63,17 +59,17 @@ def arguments_page() -> str:
 
 
 def _earlier_names_table() -> str:
-    lines = ["| earlier name | today |", "| --- | --- |"]
+    lines = ["| earlier name | today | accepts only |", "| --- | --- | --- |"]
     for name, rule in EARLIER_NAMES.items():
-        today = rule.advice.replace("|", "\\|")
-        lines.append(f"| `{name}` | {today}{_refused_values(rule)} |")
+        today = rule.advice.removeprefix("use ").removeprefix("drop it, ").replace("|", "\\|")
+        lines.append(f"| `{name}` | {today} | {_accepted_values(rule)} |")
     return "\n".join([*lines, ""])
 
 
-def _refused_values(rule: EarlierName) -> str:
+def _accepted_values(rule: EarlierName) -> str:
     if rule.replaced_by is not None or rule.harmless:
         return ""
-    return "; refused unless it is " + " or ".join(f"`{value!r}`" for value in rule.idle)
+    return ", ".join(f"`{value!r}`" for value in rule.idle)
 
 
 def _topic_tables() -> list[str]:
@@ -83,17 +79,12 @@ def _topic_tables() -> list[str]:
         lines = [
             f"## {(topic.__doc__ or '').rstrip('.')}",
             "",
-            "| argument | default | what it does | acts on |",
-            "| --- | --- | --- | --- |",
+            "| argument | default | what it does |",
+            "| --- | --- | --- |",
         ]
         for field in dataclasses.fields(topic):
             field = help_and_default[field.name]
-            cells = (
-                f"`{field.name}`",
-                f"`{get_default(field)!r}`",
-                field.metadata["help"],
-                READERS[field.name],
-            )
+            cells = (f"`{field.name}`", f"`{get_default(field)!r}`", field.metadata["help"])
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))
     return tables
@@ -102,7 +93,7 @@ def _topic_tables() -> list[str]:
 def _refused() -> str:
     (name,) = SUPPORTED_VALUES
     values = " or ".join(f"`{value}`" for value in SUPPORTED_VALUES[name])
-    return f"Only `{name}` accepts fewer values than in transformers: {values}, or `NotImplementedError`."
+    return f"Only `{name}` accepts fewer values: {values}, or it raises `NotImplementedError`."
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import BackgroundSaveError, CheckpointManager
 from littrainer.checkpoint.verification import find_damage
 from littrainer.checkpoint.weights import read_weights
-from littrainer.checkpoint.writer import StagedCheckpoint
+from littrainer.checkpoint.writer import CheckpointWriter
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import token_rows
 from tests.scenarios.models import NoisyClassifier, tiny_bert_classifier
@@ -118,14 +118,14 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_compl
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = StagedCheckpoint.write_deferred
+    original = CheckpointWriter.write_deferred
 
-    def write(files: StagedCheckpoint) -> None:
+    def write(files: CheckpointWriter) -> None:
         if files.folder.name == f"checkpoint-{step}":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         original(files)
 
-    monkeypatch.setattr(StagedCheckpoint, "write_deferred", write)
+    monkeypatch.setattr(CheckpointWriter, "write_deferred", write)
 
 
 def test_a_failed_write_is_an_error_at_a_later_step_with_checkpoint_and_cause(
@@ -252,7 +252,7 @@ def test_an_overridden_save_method_runs_on_the_main_thread_with_one_warning(
 
 
 def test_models_that_cannot_be_copied_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    storage: Any = SimpleNamespace(can_be_copied=False)
+    storage: Any = SimpleNamespace(supports_async_save=False)
     saves = CheckpointManager()
     saves.is_async = True
     assert [saves.can_copy(storage), saves.can_copy(storage)] == [False, False]

@@ -17,20 +17,20 @@ from littrainer.checkpoint.atomic_write import (
     STAGING_DIR,
     clean_staging_dir,
     delete_atomically,
-    staged_folder,
+    write_folder_atomically,
 )
-from littrainer.checkpoint.checksums import read_manifest, readable_manifest, write_manifest
+from littrainer.checkpoint.checksums import read_manifest, read_manifest_or_empty, write_manifest
 from littrainer.checkpoint.verification import find_damage, find_edits
 
 
 def write(final: Path, **files: str) -> None:
-    with staged_folder(final) as folder:
+    with write_folder_atomically(final) as folder:
         for name, text in files.items():
             (folder / name).write_text(text)
 
 
 def list_sequences(run_dir: Path, *steps: int) -> list[int | None]:
-    return [readable_manifest(run_dir / f"checkpoint-{step}").sequence for step in steps]
+    return [read_manifest_or_empty(run_dir / f"checkpoint-{step}").sequence for step in steps]
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -39,7 +39,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-5"
-    with staged_folder(final) as folder:
+    with write_folder_atomically(final) as folder:
         (folder / "a").touch()
         # Overrides of Trainer methods read the step from the name.
         assert folder == tmp_path / STAGING_DIR / "checkpoint-5" and not final.exists()
@@ -54,7 +54,7 @@ def test_an_exception_leaves_everything_unchanged(tmp_path: Path, error: BaseExc
     if existed:
         write(final, a="before")
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
-    with pytest.raises(type(error)), staged_folder(final) as folder:
+    with pytest.raises(type(error)), write_folder_atomically(final) as folder:
         (folder / "a").write_text("half")
         raise error
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
@@ -214,7 +214,7 @@ def test_deleting_a_link_leaves_its_target(tmp_path: Path) -> None:
 def test_a_full_disk_error_names_checkpoint_file_free_space_and_remedy(tmp_path: Path, error: Any) -> None:
     file = getattr(error, "filename", None) or "weights"
     message = rf"checkpoint-5 could not be written beyond {file}.*7 bytes.*are free"
-    with pytest.raises(OSError, match=message) as caught, staged_folder(tmp_path / "checkpoint-5") as folder:
+    with pytest.raises(OSError, match=message) as caught, write_folder_atomically(tmp_path / "checkpoint-5") as folder:
         (folder / "weights").write_text("written")
         raise error
     assert caught.value.errno == errno.ENOSPC and caught.value.__cause__ is error
@@ -227,7 +227,7 @@ def test_log_handlers_have_a_filter_only_during_a_save(tmp_path: Path) -> None:
     handler = logging.Handler()
     logging.getLogger().addHandler(handler)
     try:
-        with staged_folder(tmp_path / "checkpoint-1"):
+        with write_folder_atomically(tmp_path / "checkpoint-1"):
             write(tmp_path / "other" / "checkpoint-1")
             assert len(handler.filters) == 1
         assert handler.filters == []

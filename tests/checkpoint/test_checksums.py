@@ -22,7 +22,7 @@ from littrainer.checkpoint.checksums import (
     file_record,
     list_files,
     read_manifest,
-    readable_manifest,
+    read_manifest_or_empty,
     update_manifest,
     write_manifest,
 )
@@ -50,13 +50,13 @@ def test_a_manifest_is_cached_until_its_file_changes(tmp_path: Path, monkeypatch
     folder.rename(moved)
     with monkeypatch.context() as patch:
         patch.setattr(checksums, "read_manifest", lambda folder: pytest.fail("read again"))
-        assert readable_manifest(moved) == Manifest({}, sequence=1)
+        assert read_manifest_or_empty(moved) == Manifest({}, sequence=1)
         # Equal sizes, within a tick of the file system's clock.
         for sequence in range(2, 9):
             write_manifest(moved, sequence=sequence)
-            assert readable_manifest(moved).sequence == sequence
+            assert read_manifest_or_empty(moved).sequence == sequence
     (moved / "littrainer_manifest.json").write_text("half")
-    assert readable_manifest(moved) == readable_manifest(tmp_path) == Manifest({})
+    assert read_manifest_or_empty(moved) == read_manifest_or_empty(tmp_path) == Manifest({})
 
 
 @pytest.fixture(params=[0, MIN_LARGE_FILE_BYTES], ids=["large files", "small files"])
@@ -144,4 +144,4 @@ def test_an_odd_manifest_is_a_damaged_manifest(tmp_path: Path, odd: Any) -> None
     (tmp_path / MANIFEST_NAME).write_text(odd)
     with pytest.raises(DamagedManifest, match=MANIFEST_NAME):
         read_manifest(tmp_path)
-    assert readable_manifest(tmp_path).sequence is None
+    assert read_manifest_or_empty(tmp_path).sequence is None

@@ -15,7 +15,7 @@ from transformers import DataCollatorForTokenClassification
 from littrainer import TrainerCallback
 from littrainer.checkpoint.checksums import update_manifest, write_manifest
 from littrainer.checkpoint.manager import CheckpointManager, get_last_checkpoint
-from littrainer.checkpoint.verification import readable_manifest
+from littrainer.checkpoint.verification import read_manifest_or_empty
 from littrainer.checkpoint.weights import find_nonfinite_weights
 from tests.scenarios.data import tag_rows, tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_tagger, tiny_lora_tagger
@@ -95,8 +95,8 @@ def test_a_manifest_records_whether_weights_are_finite(
             "data_collator": DataCollatorForTokenClassification(tiny_tokenizer()),
         }
     quiet_trainer(tmp_path, make(), trainer_kwargs=options, **EACH_STEP, **changes).train()
-    assert readable_manifest(tmp_path / "checkpoint-1").weights_are_finite is True
-    assert readable_manifest(tmp_path / "checkpoint-2").weights_are_finite is False
+    assert read_manifest_or_empty(tmp_path / "checkpoint-1").weights_are_finite is True
+    assert read_manifest_or_empty(tmp_path / "checkpoint-2").weights_are_finite is False
     assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
@@ -116,7 +116,7 @@ def test_nan_in_a_saved_optimizer_state_is_recorded(tmp_path: Path, save_only_mo
     quiet_trainer(
         tmp_path, VectorClassifier(), trainer_kwargs=options, save_only_model=save_only_model, **EACH_STEP
     ).train()
-    are_finite = [readable_manifest(tmp_path / f"checkpoint-{step}").weights_are_finite for step in (1, 2)]
+    are_finite = [read_manifest_or_empty(tmp_path / f"checkpoint-{step}").weights_are_finite for step in (1, 2)]
     assert are_finite == [True, save_only_model]
 
 
@@ -125,13 +125,13 @@ def test_weights_that_user_code_changes_are_not_recorded_as_finite(tmp_path: Pat
     write_manifest(tmp_path, weights_are_finite=True)
     (tmp_path / "notes.txt").touch()
     update_manifest(tmp_path)
-    assert readable_manifest(tmp_path).weights_are_finite is True
+    assert read_manifest_or_empty(tmp_path).weights_are_finite is True
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     update_manifest(tmp_path)
-    assert readable_manifest(tmp_path).weights_are_finite is None
+    assert read_manifest_or_empty(tmp_path).weights_are_finite is None
     write_manifest(tmp_path, weights_are_finite=False)
     (tmp_path / "littrainer_manifest.json").write_text("{")
-    assert readable_manifest(tmp_path).weights_are_finite is None
+    assert read_manifest_or_empty(tmp_path).weights_are_finite is None
 
 
 def make_checkpoints(root: Path, finite: dict[int, bool | None]) -> Path:
@@ -150,7 +150,7 @@ def test_resuming_skips_nonfinite_checkpoints_with_one_warning(
     assert CheckpointManager().find(True, str(tmp_path), needed=()) == tmp_path / "checkpoint-2"
     (warning,) = caplog.messages
     assert f"{tmp_path / 'checkpoint-4'}, {tmp_path / 'checkpoint-3'}" in warning
-    assert f"{tmp_path / 'checkpoint-2'} is the newest one before" in warning
+    assert f"{tmp_path / 'checkpoint-2'} is the newest finite one" in warning
 
 
 def test_a_nonfinite_checkpoint_is_resumed_only_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from littrainer.checkpoint.atomic_write import clean_staging_dir
 from littrainer.checkpoint.checksums import Manifest, write_manifest
 from littrainer.checkpoint.manager import CheckpointManager
 from littrainer.checkpoint.retention import rotate_checkpoints, thin_checkpoint
-from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
+from littrainer.checkpoint.verification import find_damage, find_edits, read_manifest_or_empty
 from tests.checkpoint.test_atomic_write import Kill, Killed
 from tests.checkpoint.test_finite_weights import make_checkpoints
 from tests.checkpoint.test_writer import names_in
@@ -35,7 +35,7 @@ def steps_in(run_dir: Path) -> list[int]:
 
 
 def is_thinned(folder: Path) -> bool:
-    return readable_manifest(folder).is_thinned
+    return read_manifest_or_empty(folder).is_thinned
 
 
 # ---- The newest finite checkpoint ------------------------------------------------------------------------------------
@@ -229,10 +229,10 @@ def test_rotation_skips_a_checkpoint_that_a_user_deletes_meanwhile(
     def delete_and_read(path: Path) -> Manifest:
         if path.name == "checkpoint-2" and path.exists():
             shutil.rmtree(path)
-        return readable_manifest(path)
+        return read_manifest_or_empty(path)
 
     make_checkpoints(tmp_path, {1: True, 2: True, 3: True, 4: True})
-    monkeypatch.setattr(retention, "readable_manifest", delete_and_read)
+    monkeypatch.setattr(retention, "read_manifest_or_empty", delete_and_read)
     rotate_checkpoints(tmp_path, save_total_limit=2, use_mtime=True)
     assert steps_in(tmp_path) == [3, 4]
 

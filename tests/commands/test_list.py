@@ -37,12 +37,12 @@ class StopOrFail(TrainerCallback):
 
 # Callback, further arguments, step and reason.
 ENDS: dict[str, tuple[Any, dict[str, Any], int, str]] = {
-    "complete": (StopOrFail, {"max_steps": 2}, 2, "complete"),
-    "callback": (StopOrFail, {}, 2, "stopped early"),
-    "early stopping": (EarlyStoppingCallback, {}, 2, "early stopping: quality did not improve in 1 evaluation"),
-    "max_minutes": (StopOrFail, {"max_minutes": 0}, 1, "max_minutes=0"),
-    "error": (StopOrFail(ArithmeticError("secret")), {}, 2, "error: ArithmeticError"),
-    "Ctrl-C": (StopOrFail(KeyboardInterrupt()), {}, 2, "Ctrl-C"),
+    "complete": (StopOrFail, {"max_steps": 2}, 2, "completed"),
+    "callback": (StopOrFail, {}, 2, "stopped before its last step, by a callback, a file STOP or the end of a stream"),
+    "early stopping": (EarlyStoppingCallback, {}, 2, "stopped early: quality did not improve for 1 evaluation"),
+    "max_minutes": (StopOrFail, {"max_minutes": 0}, 1, "stopped by max_minutes=0"),
+    "error": (StopOrFail(ArithmeticError("secret")), {}, 2, "failed: ArithmeticError"),
+    "Ctrl-C": (StopOrFail(KeyboardInterrupt()), {}, 2, "interrupted by Ctrl-C"),
 }
 
 
@@ -89,8 +89,8 @@ def test_folders_of_transformers_and_lightning_are_listed_too(
     runs = list_runs(tmp_path, capsys)
     shown = {name: (run["step"], run["metric"], run["best"], run["end"]) for name, run in runs.items()}
     assert shown == {
-        "complete": (4, "loss", 0.625, "complete"),
-        "ended": (3, "loss", 0.625, None),
+        "complete": (4, "loss", 0.625, "completed"),
+        "ended": (3, "loss", 0.625, "stopped before its last step, by a callback or a time limit"),
         "damaged": (None, None, None, "not readable"),
         "lightning_logs/version_0": (20, "loss", 0.25, None),
     }
@@ -100,11 +100,11 @@ def test_a_training_without_a_recorded_end_is_running_or_was_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "littrainer_run.json").write_text('{"started": "2026-01-02T03:04:05+00:00"}')
+    (tmp_path / "run" / "littrainer_run.json").write_text('{"run": {"started": "2026-01-02 03:04:05+00:00"}}')
     assert list_runs(tmp_path, capsys)["run"]["end"] == "killed"
     with open_store(tmp_path / "run"):
         run = list_runs(tmp_path, capsys)["run"]
-    assert (run["end"], run["step"], run["date"]) == ("running", None, "2026-01-02T03:04:05+00:00")
+    assert (run["end"], run["step"], run["date"]) == ("running", None, "2026-01-02 03:04:05+00:00")
 
 
 def test_a_folder_without_trainings_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

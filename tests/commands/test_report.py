@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
+from littrainer.callbacks.state import PATIENCE_COUNTER
 from littrainer.checkpoint.run_record import write_run_record
 from littrainer.checkpoint.verification import find_damage
 from littrainer.cli import main
@@ -283,12 +284,45 @@ def test_the_last_log_of_lightnings_csv_logger_is_read(tmp_path: Path) -> None:
     for version in ("0", "1"):
         table = tmp_path / "logs" / f"version_{version}" / "metrics.csv"
         table.parent.mkdir(parents=True)
-        table.write_text(f"epoch,step,train_loss,val_loss,lr-AdamW\n0,4,1.5,,0.25\n0,4,,0.{version}5,\n")
+        table.write_text(
+            f"epoch,step,train_loss,val_loss,lr-AdamW/pg1,lr-AdamW/pg2\n0,4,1.5,,0.25,0.25\n0,4,,0.{version}5,,\n1,5,,9.0,,\n"
+        )
         os.utime(table, (int(version), int(version)))
     (run,) = runs_in(tmp_path)
     values = {key: [point.value for point in points] for key, points in run.history.curves.items()}
-    assert values == {("loss", "training"): [1.5], ("lr-AdamW", "training"): [0.25], ("loss", "evaluation"): [0.15]}
-    assert run.notes == [] and run.state.global_step == 5
+    assert values == {
+        ("loss", "training"): [1.5],
+        ("learning_rate", "training"): [0.25],
+        ("loss", "evaluation"): [0.15, 9.0],
+    }
+    assert run.notes == [f"{tmp_path / 'logs' / 'version_1'} is shown, the newest of 2 logs."]
+    # The last row is of `validate` after `fit`.
+    assert run.state.global_step == 5
+    assert [point.is_after_training for point in run.history.curves["loss", "evaluation"]] == [False, True]
+
+
+STOPPED = {"EarlyStoppingCallback": {"args": {"early_stopping_patience": 2}, "attributes": {PATIENCE_COUNTER: 2}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "entries", "ending"),
+    [
+        ({}, LOGGED, "completed"),
+        (
+            {"max_steps": 8, "stateful_callbacks": STOPPED},
+            LOGGED,
+            "stopped early: the metric did not improve for 2 evaluations",
+        ),
+        ({"max_steps": 8}, LOGGED, "stopped before its last step, by a callback or a time limit"),
+        ({"max_steps": 8}, LOGGED[:2], "not complete: it is running, or was interrupted"),
+    ],
+)
+def test_a_run_has_the_reason_why_it_ended(
+    tmp_path: Path, fields: dict[str, Any], entries: list[Any], ending: str
+) -> None:
+    page = write_page(write_state(tmp_path, entries, **fields))
+    assert read_rows(page)["Ending"] == [ending]
+    assert ending.startswith("stopped") == any(ending in line for line in read_verdict(page))
 
 
 def test_throughput_has_a_table_and_a_line_of_advice(tmp_path: Path) -> None:
@@ -408,7 +442,11 @@ def test_several_runs_are_compared_and_equally_good_runs_have_the_same_mark(tmp_
         r"<th scope=row>loss, evaluation</th><td class=best>0.5</td><td>0.625</td><td class=best>0.5</td>", page
     )
     assert read_verdict(page) == ["Best evaluation loss 0.5 by one and three"]
-    assert "3 folders compared" in page and read_headings(page) == ["Results", "Environment", "Arguments that differ"]
+    assert "3 folders compared" in page and read_headings(page) == [
+        "Training",
+        "Last value of each metric",
+        "Arguments that differ",
+    ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, -1e308])
@@ -511,9 +549,9 @@ def test_a_search_has_charts_its_best_trial_and_all_trials(tmp_path: Path) -> No
     page = write_page(write_search(tmp_path / "out", name="my study"), with_picture=True)
     assert read_charts(page) == {
         "objective over trials (higher is better)": ["best so far", "complete", "pruned, last value", "failed"],
-        "objective over learning_rate": ["complete"],
-        "objective over per_device_train_batch_size": ["complete"],
-        "objective over num_train_epochs": ["complete"],
+        "objective over learning_rate": ["complete", "pruned, last value"],
+        "objective over per_device_train_batch_size": ["complete", "pruned, last value"],
+        "objective over num_train_epochs": ["complete", "pruned, last value"],
     }
     data = read_data(page)
     assert [chart["x_log"] for chart in data["charts"]] == [False, True, False, False]

@@ -85,7 +85,7 @@ SHIFTED = [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[
 
 
 @pytest.mark.parametrize(
-    ("window", "labels_are_shifted", "expected"),
+    ("window", "loss_shifts_labels", "expected"),
     [
         (WINDOW, False, 5),
         # The first label of a row is no target.
@@ -95,9 +95,9 @@ SHIFTED = [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[
     ],
 )
 def test_labels_of_a_window_are_counted_without_ignored_labels(
-    window: Any, labels_are_shifted: bool, expected: int | None
+    window: Any, loss_shifts_labels: bool, expected: int | None
 ) -> None:
-    assert count_label_tokens(window, labels_are_shifted) == expected
+    assert count_label_tokens(window, loss_shifts_labels) == expected
 
 
 def test_the_sampler_of_a_plain_loader_gets_the_epoch() -> None:

@@ -530,7 +530,7 @@ def a_checkpoint_of_another_number_of_processes_is_resumed_with_a_warning(folder
     with warnings_logged("") as texts:
         resumed.train(resume_from_checkpoint=True)
     (warning,) = [text for text in texts if "processes" in text]
-    assert "There are now 2 processes (1)." in warning and "Random numbers go on from the seed" in warning
+    assert "There are now 2 processes (before: 1)." in warning and "Random numbers start from the seed" in warning
     assert resumed.state.global_step == 6 and world_size == 2
 
 

@@ -21,7 +21,7 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "DeepSpeed": (
         "`deepspeed`, or `accelerate launch --use_deepspeed`",
         "`DeepSpeedStrategy`",
-        "by stage a part of the optimizer states (1), gradients too (2), parameters too (3)",
+        "a part of the optimizer states (stage 1), gradients too (2), parameters too (3)",
     ),
     "FSDP version 1": (
         "`fsdp` with `fsdp_config={'version': 1}`",
@@ -31,15 +31,15 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "FSDP": (
         "`fsdp`, or `accelerate launch --use_fsdp`",
         "`ModelParallelStrategy`",
-        "a part of parameters, gradients and optimizer states; with `tp_size` above 1, of slices of layers",
+        "the same, on CPUs too; with `tp_size` above 1, of slices of layers",
     ),
     "tensor parallel": (
         "`parallelism_config` with `tp_size` above 1, or a model that transformers has split",
         "`ModelParallelStrategy`",
-        "a slice of each layer of the model's plan, and the other layers",
+        "a slice of each layer in the model's plan, and the other layers",
     ),
-    "single device": ("nothing of these, and one process", "`SingleDeviceStrategy`", "the model"),
-    "DDP": ("nothing of these, and several processes", "`DDPStrategy`", "a copy of the model"),
+    "single device": ("one process", "`SingleDeviceStrategy`", "the model"),
+    "DDP": ("several processes", "`DDPStrategy`", "a copy of the model"),
 }
 # Size of the layout -> what differs between the processes of that dimension.
 DIMENSIONS: dict[str, str] = {
@@ -64,8 +64,8 @@ def strategy_tables() -> str:
                 ((f"`{argument}`", f"`{keyword}`") for argument, keyword in DDP_KEYWORDS.items()),
             ),
             "### DeepSpeed\n",
-            "The configuration, completed, is `DeepSpeedStrategy(config=)`; `ddp_backend` and `ddp_timeout` are its\n"
-            "`process_group_backend` and `timeout`. The arguments fill in values that are `auto`:\n",
+            "`DeepSpeedStrategy(config=)` gets the configuration, its `process_group_backend` and `timeout` are\n"
+            "`ddp_backend` and `ddp_timeout`. The arguments fill in `auto`:\n",
             _table(
                 ("key", '`"auto"` becomes', "another value"),
                 [
@@ -74,7 +74,7 @@ def strategy_tables() -> str:
                     *(
                         (
                             f"`{key}`",
-                            f"for a model of hidden size 1000: {value(1000)}{' (stage 3)' if in_stage_3 else ''}",
+                            f"at hidden size 1000: {value(1000)}{' (stage 3)' if in_stage_3 else ''}",
                             "kept",
                         )
                         for key, (value, in_stage_3) in FROM_HIDDEN_SIZE.items()

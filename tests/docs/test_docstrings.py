@@ -5,10 +5,14 @@ from __future__ import annotations
 import doctest
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.docs.blocks import ROOT
+from tests.scenarios.data import tiny_tokenizer, translation_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_t5
+from tests.scenarios.trainers import quiet_trainer
 
 SOURCES = ROOT / "src"
 
@@ -21,11 +25,27 @@ def modules_with_examples(sources: Path) -> list[str]:
     ]
 
 
-def failures_in(module: str) -> str:
+def create_objects_of_examples(folder: Path) -> dict[str, Any]:
+    """Create what the examples name without making it: a model, data and a checkpoint."""
+    trainer = quiet_trainer(folder / "trained", max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    return {
+        "model": VectorClassifier(),
+        "train_dataset": vector_rows(8),
+        "eval_dataset": vector_rows(4),
+        "checkpoint": folder / "trained" / "checkpoint-2",
+        "t5": tiny_t5(),
+        "translations": translation_rows(4),
+        "tokenizer": tiny_tokenizer(),
+    }
+
+
+def failures_in(module: str, objects: dict[str, Any]) -> str:
     """Return what the examples of a module print instead, or nothing."""
     messages: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    examples = [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
+    tests = doctest.DocTestFinder().find(importlib.import_module(module), extraglobs=objects)
+    examples = [test for test in tests if test.examples]
     assert examples, f"{module} has `>>>` outside of docstrings, where nobody executes it"
     for test in examples:
         runner.run(test, out=messages.append)
@@ -34,4 +54,6 @@ def failures_in(module: str) -> str:
 
 def test_the_examples_in_our_docstrings_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {module: messages for module in modules_with_examples(SOURCES) if (messages := failures_in(module))} == {}
+    objects = create_objects_of_examples(tmp_path)
+    failures = {module: failures_in(module, objects) for module in modules_with_examples(SOURCES)}
+    assert not any(failures.values()), "".join(failures.values())

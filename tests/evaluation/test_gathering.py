@@ -8,7 +8,7 @@ import torch
 from transformers.trainer_pt_utils import EvalLoopContainer
 
 from littrainer.evaluation import gathering
-from littrainer.evaluation.gathering import BatchCollection, HostRows, SampleLists
+from littrainer.evaluation.gathering import BatchCollection, HostArrayBuilder, SampleLists
 from littrainer.runtime.nested_values import SampleList, concat_nested
 from tests.scenarios.nested import described, filled
 
@@ -69,7 +69,7 @@ def make_rows(rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> tor
 
 
 def write_all(pieces: list[torch.Tensor], expected_rows: int | None = None) -> np.ndarray:
-    collected = HostRows(expected_rows)
+    collected = HostArrayBuilder(expected_rows)
     for piece in pieces:
         collected.write(piece)
     return collected.array()
@@ -105,7 +105,7 @@ def test_rows_of_all_batches_are_joined_for_any_expected_number(
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3), (2,)])
 def test_rows_that_differ_in_more_than_the_second_dimension_are_refused(shape: Any) -> None:
-    collected = HostRows()
+    collected = HostArrayBuilder()
     collected.write(torch.zeros(1, 3, 4))
     with pytest.raises(ValueError) as caught:
         collected.write(torch.zeros(shape))

@@ -122,10 +122,10 @@ def test_an_unknown_conversion_is_an_error_with_all_names(
 def task_facts(model: Any, folder: Path, kind: type[Trainer] = Trainer, **trainer_kwargs: Any) -> TaskFacts:
     keywords = {"compute_metrics": MeanSquaredError(), **trainer_kwargs}
     trainer = quiet_trainer(folder, model, kind=kind, trainer_kwargs=keywords)
-    has_custom_step = bool(trainer._find_overrides("prediction_step"))
+    overrides_prediction_step = bool(trainer._find_overrides("prediction_step"))
     loader = trainer.get_eval_dataloader()
     loop: Any = EvaluationLoop(
-        trainer, loader, "Evaluation", False, None, "eval", has_custom_step, False, trainer._prepare_input
+        trainer, loader, "Evaluation", False, None, "eval", overrides_prediction_step, False, trainer._prepare_input
     )
     loop.begin(model)
     return loop.streaming._read_facts()

@@ -33,8 +33,8 @@ STEPS, LOGGING_STEPS, SAVE_STEPS, BATCH_SIZE = 30, 3, 2, 2
 KINDS = {
     "data": "the data, row",
     "weights": "the weights",
-    "gradients": "Not finite first: the gradients",
-    "overflow": "Not finite first: the loss",
+    "gradients": "First non-finite value: the gradients",
+    "overflow": "First non-finite value: the loss",
     "spike": "the gradient norm is",
 }
 POLICIES = ("warn", "skip", "rollback", "stop")

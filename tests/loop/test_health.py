@@ -81,7 +81,7 @@ def test_a_single_warning_has_step_numbers_rows_first_nonfinite_value_and_checkp
     trainer.train()
     (message,) = warnings_in(caplog)
     assert message.startswith(
-        "Optimizer step 4: the loss is nan and the gradient norm nan. Not finite first: the data, row"
+        "Optimizer step 4: the loss is nan and the gradient norm nan. First non-finite value: the data, row"
     )
     assert f"row {BAD_ROW} in x. The rows of this batch are 12, 13, 14, 15 of the train_dataset." in message
     assert f"The last healthy checkpoint is {tmp_path / 'checkpoint-2'}. To resume (set on_nonfinite=" in message
@@ -137,7 +137,10 @@ def test_a_warning_about_a_stream_has_the_number_of_the_micro_batch(
     recording_trainer(tmp_path, Stream(make_rows()), max_steps=6, gradient_accumulation_steps=2).train()
     (message,) = warnings_in(caplog)
     assert "Optimizer step 2: the loss is nan" in message
-    assert "Not finite first: the loss or the data or the weights. It is micro-batch 4 of epoch 1." in message
+    assert (
+        "First non-finite value: the loss or the data or the weights. The fault is in micro-batch 4 of epoch 1."
+        in message
+    )
 
 
 @pytest.mark.parametrize("policy", ["warn", "skip"])
@@ -155,7 +158,7 @@ def test_a_warning_has_the_share_of_optimizer_steps_without_labels(
     shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
     faults = [text for text in warnings_in(caplog) if text not in shares]
-    assert len(faults) == 1 and "first: the number of labels, which is 0 (all are -100)" in faults[0]
+    assert len(faults) == 1 and "First non-finite value: the number of labels, which is 0 (all are -100)" in faults[0]
 
 
 class Tagger(torch.nn.Module):
@@ -303,7 +306,7 @@ def test_a_skipped_step_restores_buffers(tmp_path: Path, kind: type[Trainer], po
 def test_nonfinite_weights_end_a_training_that_skips_steps(tmp_path: Path) -> None:
     trainer = recording_trainer(tmp_path, Rows(make_rows()[20:]), on_nonfinite="skip", max_steps=5)
     trainer.model.head.weight.data[0, 0] = math.nan
-    with pytest.raises(UnhealthyTrainingError, match=r"Not finite first: the weights \(head.weight\)"):
+    with pytest.raises(UnhealthyTrainingError, match=r"First non-finite value: the weights \(head.weight\)"):
         trainer.train()
     assert trainer.state.global_step == 0
 

@@ -212,4 +212,4 @@ def test_a_number_of_inference_mode_is_read_each_time() -> None:
     with torch.inference_mode():
         number = torch.tensor(3.0)
     values = HostValues()
-    assert values.items([number, 2.0]) == [3.0, 2.0] and values.item(number) == 3.0
+    assert values.to_list([number, 2.0]) == [3.0, 2.0] and values.to_float(number) == 3.0

@@ -140,7 +140,7 @@ def test_batches_without_known_rows_are_counted_in_steps_with_a_warning(
 ) -> None:
     part(tmp_path, 2, kind=CustomBatchesTrainer)
     rest = part(tmp_path, kind=CustomBatchesTrainer, per_device_train_batch_size=8)
-    assert "Which rows these batches held is unknown." in caplog.text
+    assert "The trained rows are unknown" in caplog.text
     # Two steps of the new size are an epoch.
     assert rest.state.max_steps == 4 and not indices(rest)
 
@@ -233,7 +233,7 @@ def test_workers_with_unequal_parts_of_a_stream_continue_after_their_rows(tmp_pa
 def test_another_number_of_workers_for_a_stream_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for workers in (1, 2):
         part(tmp_path, 2, Stream(indexed_rows()), max_steps=4, dataloader_num_workers=workers)
-    assert "The workers read the stream in 2 parts (1), so rows may be trained twice or left out" in caplog.text
+    assert "The workers now read the stream in 2 parts (before: 1), so rows may be" in caplog.text
 
 
 def test_callbacks_see_the_new_length_of_the_training(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ IN_RECORD = "(from littrainer_resume.pt)"
             {"per_device_train_batch_size": 2},
             [
                 "per_device_train_batch_size: 2 (from args) != 4 (from trainer_state.json)",
-                "9 micro-batches per epoch (5)",
+                "9 micro-batches per epoch (before: 5)",
             ],
         ),
         (
@@ -82,7 +82,7 @@ IN_RECORD = "(from littrainer_resume.pt)"
                 "after the 12 rows of epoch 0 that were trained, and takes 7 optimizer steps in all",
             ],
         ),
-        ({"rows": 30}, ["8 micro-batches per epoch (5)", "30 training samples (18)"]),
+        ({"rows": 30}, ["8 micro-batches per epoch (before: 5)", "30 training samples (before: 18)"]),
         ({"learning_rate": 0.5}, [f"learning_rate: 0.5 (from args) != 0.01 {IN_RECORD}, which is kept"]),
         ({"save_steps": 2}, ["save_steps: 2 (from args) != 1 (from trainer_state.json), which is kept"]),
         (

@@ -49,6 +49,13 @@ class HfArgumentParser(_Parser):
     Parameters:
         dataclass_types: a dataclass or several.
         kwargs: keywords of `argparse.ArgumentParser`.
+
+    Examples:
+        >>> from littrainer import HfArgumentParser, TrainingArguments
+        >>> parser = HfArgumentParser(TrainingArguments)
+        >>> (args,) = parser.parse_args_into_dataclasses(["--output_dir", "runs/first", "--learning_rate", "3e-5"])
+        >>> args.learning_rate
+        3e-05
     """
 
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:

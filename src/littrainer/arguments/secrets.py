@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # In lower case, with `_` for any separator.
@@ -38,6 +39,19 @@ def is_secret_name(name: str) -> bool:
     if plain.endswith(NOT_SECRET_ENDINGS):
         return False
     return plain in SECRET_NAMES or plain.endswith(SECRET_ENDINGS)
+
+
+def redact_command(words: Sequence[str]) -> list[str]:
+    """Mask the values of options with secret names, and remove credentials in URLs."""
+    redacted = []
+    for previous, word in itertools.pairwise(["", *words]):
+        name, equals, _ = word.partition("=")
+        if equals and is_secret_name(name.lstrip("-")):
+            word = f"{name}={mask_secret(name.lstrip('-'))}"
+        elif previous.startswith("-") and is_secret_name(previous.lstrip("-")):
+            word = mask_secret(previous.lstrip("-"))
+        redacted.append(redact_secrets(word))
+    return redacted
 
 
 def mask_secret(name: str) -> str:

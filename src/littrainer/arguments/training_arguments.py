@@ -98,6 +98,12 @@ class TrainingArguments(Serialization, GroupedSetters, AcceptsEarlierNames):
         TypeError: a name is unknown; the message suggests the nearest name.
         ValueError: a value or a combination of values is invalid.
         NotImplementedError: littrainer does not support a value.
+
+    Examples:
+        >>> from littrainer import TrainingArguments
+        >>> args = TrainingArguments("runs/first", learning_rate=3e-5, lr_scheduler_type="cosine")
+        >>> args.lr_scheduler_type
+        <SchedulerType.COSINE: 'cosine'>
     """
 
     # Accept JSON text; subclasses extend the list.

@@ -19,6 +19,12 @@ class TrainerCallback:
     the `TrainerControl`, and by keyword `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader`
     and `eval_dataloader`; `on_log` also has `logs`, `on_evaluate` and `on_predict` have `metrics`. An event may change
     the control in place or return a new control, and nothing else.
+
+    Examples:
+        >>> from littrainer import TrainerCallback
+        >>> class StopAtLowLoss(TrainerCallback):
+        ...     def on_log(self, args, state, control, logs=None, **kwargs):
+        ...         control.should_training_stop = logs.get("loss", 1.0) < 0.1
     """
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:

@@ -8,7 +8,8 @@ from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+from littrainer.callbacks.progress import write_on_terminal
+from littrainer.callbacks.state import PATIENCE_COUNTER, ExportableState, TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,13 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     Parameters:
         early_stopping_patience: evaluations without improvement after which training stops.
         early_stopping_threshold: minimum improvement over the best value.
+
+    Examples:
+        >>> from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments
+        >>> best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
+        >>> args = TrainingArguments("runs/first", eval_strategy="epoch", save_strategy="epoch", **best)
+        >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
+        >>> trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0):
@@ -81,6 +89,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
+            count = f"{self.early_stopping_patience} evaluation{'s' * (self.early_stopping_patience != 1)}"
+            step = f"step {state.global_step} of {state.max_steps}"
+            write_on_terminal(state, f"Early stopping at {step}: {name} did not improve for {count}.")
 
     def state(self) -> dict[str, Any]:
         return {
@@ -92,9 +103,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         }
 
 
-COUNTER = "early_stopping_patience_counter"
-
-
 def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> None:
     """Restore the counters of early-stopping callbacks."""
     # Each save appends to the list of several callbacks of a class: read its end.
@@ -102,5 +110,5 @@ def restore_patience(callbacks: Iterable[Any], saved_states: dict[str, Any]) -> 
     for callback in reversed([*callbacks]):
         states = remaining.get(type(callback).__name__)
         attributes = states.pop().get("attributes", {}) if states else {}
-        if hasattr(callback, COUNTER) and COUNTER in attributes:
-            setattr(callback, COUNTER, attributes[COUNTER])
+        if hasattr(callback, PATIENCE_COUNTER) and PATIENCE_COUNTER in attributes:
+            setattr(callback, PATIENCE_COUNTER, attributes[PATIENCE_COUNTER])

@@ -70,17 +70,24 @@ class History:
         }
 
 
-def parse_log_history(entries: list[Any]) -> History:
-    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite."""
+def parse_log_history(entries: list[Any], training_entries: int | None = None) -> History:
+    """Sort the numbers of a `log_history` into curves, with notes about those that are not finite.
+
+    Parameters:
+        training_entries: number of entries before those logged after training; None to find the entry that ends it.
+    """
     entries = _select_entries_with_step(entries)
     history, sources = History(), find_evaluation_sources(entries)
     curves: dict[tuple[str, str], list[Point]] = {}
     has_ended = False
-    for entry in entries:
+    for number, entry in enumerate(entries):
         epoch = entry["epoch"] if _is_number(entry.get("epoch")) and math.isfinite(entry["epoch"]) else None
         history.last_epoch = history.last_epoch if epoch is None else epoch
         ends_training = END_OF_TRAINING_METRIC in entry
-        has_ended = ends_training or (has_ended and "loss" not in entry)
+        if training_entries is None:
+            has_ended = ends_training or (has_ended and "loss" not in entry)
+        else:
+            has_ended = number >= training_entries
         for name, value in entry.items():
             is_total = name in NO_METRICS and not ends_training
             if name in ("step", "epoch") or is_total or not _is_number(value):

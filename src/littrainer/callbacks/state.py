@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,23 @@ from littrainer.runtime.notes import kind_of
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+# Attribute of an EarlyStoppingCallback, in the states of callbacks.
+PATIENCE_COUNTER = "early_stopping_patience_counter"
+COMPLETED = "completed"
+
 
 class ExportableState:
-    """Object whose state is stored in trainer_state.json and restored when training resumes."""
+    """Object whose state is stored in trainer_state.json and restored when training resumes.
+
+    Examples:
+        >>> from littrainer import ExportableState, TrainerCallback
+        >>> class CountEvaluations(TrainerCallback, ExportableState):
+        ...     count = 0
+        ...     def on_evaluate(self, args, state, control, **kwargs):
+        ...         self.count += 1
+        ...     def state(self):
+        ...         return {"args": {}, "attributes": {"count": self.count}}
+    """
 
     def state(self) -> dict[str, Any]:
         """Return the state as `{"args": constructor keywords, "attributes": values set afterwards}`."""
@@ -211,6 +225,19 @@ def hp_params(trial: Any) -> dict[str, Any]:
             f"A trial is {kind_of(trial)}, and has to be an Optuna trial, or a dict of parameters by name."
         )
     return dict(parameters)
+
+
+def describe_early_stop(counters: Iterable[tuple[float, int]], metric: str | None) -> str | None:
+    """Return why early stopping ended a training; None if it did not.
+
+    Parameters:
+        counters: patience and evaluations without improvement of each callback.
+    """
+    for patience, counter in counters:
+        if counter >= patience:
+            evaluations = f"{patience} evaluation{'s' * (patience != 1)}"
+            return f"stopped early: {metric or 'the metric'} did not improve for {evaluations}"
+    return None
 
 
 def is_exportable(callback: Any) -> bool:

@@ -12,7 +12,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from littrainer.checkpoint.checksums import MANIFEST_NAME, ManifestBuilder, fsync_paths, list_files, readable_manifest
+from littrainer.checkpoint.checksums import (
+    MANIFEST_NAME,
+    ManifestBuilder,
+    fsync_paths,
+    list_files,
+    read_manifest_or_empty,
+)
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
@@ -23,7 +29,7 @@ DELETED_SUFFIX = ".deleted"
 RANK_SUFFIX = ".process"
 TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# Deleted first, since a folder with neither file is no checkpoint.
+# A folder with neither file is no checkpoint, so a deletion that may be interrupted begins with these files.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 # Parts of a path that log messages leave out.
 STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")
@@ -43,8 +49,8 @@ def rewrite_staging_paths(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
-    """Yield the ManifestBuilder of a staging folder, which replaces `final` after the block unless the block raises."""
+def write_checkpoint_atomically(final: Path) -> Iterator[ManifestBuilder]:
+    """Yield the ManifestBuilder of a new staging folder. The folder replaces `final` unless the block raises."""
     staging = final.parent / STAGING_DIR
     folder = staging / final.name
     builder, is_complete = ManifestBuilder(folder), False
@@ -59,7 +65,7 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
             folder.mkdir(parents=True)
             yield builder
             _copy_user_files(final, folder)
-            sequences = [readable_manifest(other).sequence or 0 for other in final.parent.glob("*-*")]
+            sequences = [read_manifest_or_empty(other).sequence or 0 for other in final.parent.glob("*-*")]
             builder.complete(1 + max(sequences, default=0))
             is_complete = True
             _move_into_place(folder, final)
@@ -77,8 +83,8 @@ def staged_checkpoint(final: Path) -> Iterator[ManifestBuilder]:
 
 
 @contextlib.contextmanager
-def staged_folder(final: Path) -> Iterator[Path]:
-    with staged_checkpoint(final) as builder:
+def write_folder_atomically(final: Path) -> Iterator[Path]:
+    with write_checkpoint_atomically(final) as builder:
         yield builder.folder
 
 
@@ -106,7 +112,7 @@ def clean_staging_dir(run_dir: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path:
-    """Move a checkpoint into the staging folder, or delete it where folders cannot be moved; return the new path."""
+    """Move a checkpoint into `.unfinished`, and return its path there; delete it if folders cannot be moved."""
     aside = folder.parent / STAGING_DIR / f"{folder.name}{DELETED_SUFFIX}"
     aside.parent.mkdir(exist_ok=True)
     try:
@@ -173,7 +179,7 @@ def _move_into_place(folder: Path, final: Path) -> None:
 def _copy_user_files(earlier: Path, folder: Path) -> None:
     if not os.path.isdir(earlier):
         return
-    manifest = readable_manifest(earlier)
+    manifest = read_manifest_or_empty(earlier)
     # Without a readable manifest the user's files cannot be distinguished from the checkpoint's.
     if manifest.sequence is None and _has_marker(earlier):
         return

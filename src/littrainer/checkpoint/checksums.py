@@ -48,7 +48,7 @@ class Manifest:
     """A checkpoint's files.
 
     Parameters:
-        sequence: number in the order of writing in the run's folder; None without a readable manifest.
+        sequence: number that rises with each save to the run's folder; None without a readable manifest.
         weights_are_finite: whether weights are finite and optimizer states are not nan, if known.
         is_thinned: whether the states that a resume needs were deleted.
     """
@@ -76,7 +76,7 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def list_files(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the files that a manifest lists; `with_links` includes links, as in downloads."""
+    """Return a folder's files as a new manifest would list them; `with_links` adds links, as in downloads."""
     return [name for name, _ in _scan_entries(folder, with_links)]
 
 
@@ -158,7 +158,7 @@ def parse_manifest(text: bytes) -> Manifest:
     return Manifest(files, sequence, content.get("weights_are_finite"), content.get("is_thinned", False))
 
 
-def readable_manifest(folder: Path) -> Manifest:
+def read_manifest_or_empty(folder: Path) -> Manifest:
     """Return a checkpoint's manifest, cached; empty if missing or damaged."""
     with suppress(OSError, DamagedManifest):
         stamp = get_stamp(os.stat(os.path.join(folder, MANIFEST_NAME)))
@@ -232,7 +232,7 @@ class ManifestBuilder:
 
 def update_manifest(folder: Path) -> None:
     """Update a manifest for files that user code changed, added or removed."""
-    manifest = readable_manifest(folder)
+    manifest = read_manifest_or_empty(folder)
     if manifest.sequence is None:
         return
     # Files are compared with the manifest's own time, since a network disk's clock may differ from this host's.

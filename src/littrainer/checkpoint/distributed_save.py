@@ -1,6 +1,6 @@
 """The process that writes a disk's checkpoints, and the transfer of other processes' files to it.
 
-Paths do not show which processes share a folder, so they look for each other's probe files.
+Equal paths may be on different disks, so processes that may write leave probe files, and all look for these files.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class WriterRole(NamedTuple):
     """The role of a process in writing checkpoints.
 
     Parameters:
-        writer: rank of the writer of this disk's checkpoints, if any.
+        writer_rank: rank of the writer of this disk's checkpoints, if any.
     """
 
-    writer: int | None
+    writer_rank: int | None
     is_writer: bool
     sends_files: bool
     any_sends_files: bool
@@ -59,9 +59,9 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
         probes = {
             other: name for other, name in enumerate(all_gather_object(probe.name if may_write else None)) if name
         }
-        writer = _find_first_visible(run_dir, probes)
-        is_writer = writer == rank
-        sends_files = writer is None or (may_write and not is_writer)
+        writer_rank = _find_first_visible(run_dir, probes)
+        is_writer = writer_rank == rank
+        sends_files = writer_rank is None or (may_write and not is_writer)
         roles = all_gather_object((is_writer, sends_files))
         if not any(other_is_writer for other_is_writer, _ in roles):
             raise RuntimeError(
@@ -79,9 +79,9 @@ def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
             "save_on_each_node=True, and process %d writes to the same disk as process %s: only the latter writes "
             "checkpoints. Leave save_on_each_node at False if nodes share a disk.",
             rank,
-            writer,
+            writer_rank,
         )
-    return WriterRole(writer, is_writer, sends_files, any(sends for _, sends in roles))
+    return WriterRole(writer_rank, is_writer, sends_files, any(sends for _, sends in roles))
 
 
 def _find_first_visible(run_dir: Path, probes: dict[int, str]) -> int | None:
@@ -104,16 +104,16 @@ def make_staging_folder(final: Path, rank: int) -> Iterator[Path]:
         remove_if_empty(folder.parent)
 
 
-def send_to_writer(folder: Path, role: WriterRole, action: str) -> None:
+def gather_files_to_writer(folder: Path, role: WriterRole, action: str) -> None:
     names = all_gather_object(sorted(list_files(folder)))
     contents: dict[str, bytes] = {}
     with raise_on_all_ranks(action):
         if role.sends_files:
-            existing = set(names[role.writer or 0])
+            existing = set(names[role.writer_rank or 0])
             contents = {name: (folder / name).read_bytes() for name in list_files(folder) if name not in existing}
-    sent = all_gather_object((role.writer or 0, contents))
+    sent = all_gather_object((role.writer_rank or 0, contents))
     with raise_on_all_ranks(action):
         for receiver, files in sent if role.is_writer else ():
-            for name, content in files.items() if receiver == role.writer else ():
+            for name, content in files.items() if receiver == role.writer_rank else ():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content)

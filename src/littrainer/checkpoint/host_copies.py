@@ -57,7 +57,7 @@ class HostCopies:
         size = storage.nbytes()
         key = (tensor.device, storage.data_ptr(), size)
         if key not in self._storages:
-            # Fast path for an unshared storage.
+            # Fast path for a tensor that fills its whole storage, so that no view of the storage's bytes is needed.
             if tensor.nbytes == size and tensor.is_contiguous():
                 copied = self._storages[key] = self._copy_to_buffer(tensor)
                 return copied

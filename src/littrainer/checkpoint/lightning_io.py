@@ -15,7 +15,7 @@ from lightning.pytorch import __version__ as lightning_version
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import nn
 
-from littrainer.checkpoint.atomic_write import delete_atomically, staged_folder
+from littrainer.checkpoint.atomic_write import delete_atomically, write_folder_atomically
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import build_lightning_checkpoint, load_training_states
@@ -45,6 +45,12 @@ class TransformersCheckpointIO(CheckpointIO):
         max_shard_size: bytes, or text such as "5GB", above which weights are sharded into several files.
         accumulate_grad_batches: micro-batches per optimizer step of the training, needed only for a checkpoint that
             transformers wrote in the middle of an epoch.
+
+    Examples:
+        >>> import lightning
+        >>> from littrainer import TransformersCheckpointIO, TransformersModule
+        >>> module = TransformersModule(model)
+        >>> trainer = lightning.Trainer(plugins=[TransformersCheckpointIO(module)], logger=False)
     """
 
     def __init__(
@@ -79,12 +85,12 @@ class TransformersCheckpointIO(CheckpointIO):
         folder = _require_local_path(path)
         weights, state = self._weights_and_state(checkpoint)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with staged_folder(folder) as staged:
-            write_weights(self._model(), staged, weights, self.max_shard_size)
+        with write_folder_atomically(folder) as temporary:
+            write_weights(self._model(), temporary, weights, self.max_shard_size)
             if self.processing_class is not None:
-                self.processing_class.save_pretrained(staged)
-            torch.save(state, staged / LIGHTNING_STATE_NAME)
-            refuse_unsafe(staged / LIGHTNING_STATE_NAME, ADVICE)
+                self.processing_class.save_pretrained(temporary)
+            torch.save(state, temporary / LIGHTNING_STATE_NAME)
+            refuse_unsafe(temporary / LIGHTNING_STATE_NAME, ADVICE)
 
     def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         prefix, state_dict = f"{self.attribute}.", checkpoint["state_dict"]

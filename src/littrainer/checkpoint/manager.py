@@ -1,4 +1,4 @@
-"""The manager of a training's checkpoints: saves, also in the background, resumes and rotation."""
+"""The manager of a training's checkpoints, which saves, rotates and resumes them; saves can run in the background."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from littrainer.arguments.choices import SaveStrategy
 from littrainer.callbacks.state import TrainerState, export_states, is_exportable
 from littrainer.checkpoint.atomic_write import STAGING_DIR, explain_full_disk
 from littrainer.checkpoint.checksums import MANIFEST_NAME, update_manifest
-from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, make_staging_folder, send_to_writer
+from littrainer.checkpoint.distributed_save import WriterRole, elect_writer, gather_files_to_writer, make_staging_folder
 from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import (
     LAST_CHECKPOINT,
@@ -39,7 +39,7 @@ from littrainer.checkpoint.layout import (
 from littrainer.checkpoint.remote import download_checkpoint, download_newest
 from littrainer.checkpoint.retention import (
     find_best_checkpoints,
-    get_newest_finite,
+    get_last_resumable,
     rotate_checkpoints,
     sort_checkpoints,
     thin_checkpoint,
@@ -48,7 +48,7 @@ from littrainer.checkpoint.safe_loading import refuse_unsafe
 from littrainer.checkpoint.store import get_store, open_store, run_in_thread
 from littrainer.checkpoint.verification import find_damage, find_last_intact, find_missing, inspect_checkpoint
 from littrainer.checkpoint.weights import find_nonfinite_weights
-from littrainer.checkpoint.writer import StagedCheckpoint
+from littrainer.checkpoint.writer import CheckpointWriter
 from littrainer.distributed.collectives import (
     all_gather_object,
     broadcast_object,
@@ -77,7 +77,7 @@ FILES_READ_BY_METHOD = {
 # `resume_from_checkpoint="auto"`: the intact checkpoint with the highest step, or a fresh start.
 AUTO = "auto"
 NO_SUCH_FOLDER = "finds no such folder"
-# Numbers of the script's trainings, in order.
+# Number of the script's next training; a restarted script recognizes its trainings by their numbers.
 _trainings = itertools.count()
 
 
@@ -87,16 +87,16 @@ class BackgroundSaveError(RuntimeError):
 
 @dataclass
 class SavedTraining:
-    """Inputs of a save: the objects to save, the methods that write them, and the folder.
+    """Inputs of a save: the objects to save, the trainer that write them, and the folder.
 
     Parameters:
-        methods: the Trainer, whose overridable methods write the files.
-        resume_record: None outside of a training.
+        trainer: the Trainer, whose overridable trainer write the files.
+        resume_record: makes the content of the file `RESUME_RECORD_NAME`; None outside of a training.
         weights_to_save: context in which the model holds the weights to save, such as averaged weights.
-        when_complete: called by `wait` in the training's thread, with the folder and state of a completed save.
+        when_complete: called by `wait` in the training's thread, with folder and state of a completed background save.
     """
 
-    methods: Any
+    hooks: Any
     args: TrainingArguments
     state: TrainerState
     run_dir: str
@@ -138,6 +138,11 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     Raises:
         FileNotFoundError: there is no such folder.
         RemoteFolderError: an object at the URL could not be read.
+
+    Examples:
+        >>> from littrainer import get_last_checkpoint
+        >>> get_last_checkpoint(checkpoint.parent) == str(checkpoint)
+        True
     """
     folder = local_folder(os.fspath(folder))
     if get_remote_url(folder) is not None:
@@ -148,8 +153,8 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
 class CheckpointManager:
     """Manager of a training's checkpoints.
 
-    All processes call `save`, `write`, `save_in_background`, `wait` and `restore` together. `prune` runs in the writer
-    only, after a background save in its thread.
+    All processes call `save`, `write`, `save_in_background`, `wait` and `restore` together. `prune` runs only in the
+    writer; a background save calls it in its own thread.
     """
 
     latest = staticmethod(get_last_checkpoint)
@@ -159,12 +164,12 @@ class CheckpointManager:
         self.pending: PendingSave | None = None
         # Description of code, data and model in the run's record.
         self.facts: dict[str, Any] | None = None
-        # When the training began, and how it ended, in the run's record.
-        self.course: dict[str, Any] = {}
+        # The training's start and end in the run's record, for a record that is written after the training.
+        self.times: dict[str, Any] = {}
         # The last checkpoint (in the writer), until its `on_save` callbacks have run.
         self._written: str | None = None
-        # The Trainer's save methods get only a folder; `staged(folder)` returns this checkpoint to them.
-        self._staged: StagedCheckpoint | None = None
+        # The Trainer's save trainer get only a folder; `get_writer(folder)` returns this checkpoint to them.
+        self._writer: CheckpointWriter | None = None
         self._roles: dict[Path, WriterRole] = {}
         self._copies = HostCopies()
         self._has_warned_of_fsdp1 = False
@@ -230,23 +235,23 @@ class CheckpointManager:
         self,
         training: SavedTraining,
         final: Path,
-        is_complete: bool = False,
+        with_optimizer: bool = False,
         extra_objects: dict[str, Any] | None = None,
         advice: str = "",
     ) -> str:
         """Write a checkpoint and return its folder.
 
         Parameters:
-            is_complete: ignore `save_only_model`.
+            with_optimizer: save optimizer, schedule and random states even with `save_only_model`.
             extra_objects: file name -> object for torch.save.
-            advice: end of the error for an unsafe object.
+            advice: last sentence of the error for an extra object that `refuse_unsafe` rejects.
         """
         with ExitStack() as commit:
-            with self._stage(training.args, final, commit) as staged, training.weights_to_save():
-                self._collect(training, staged, is_complete)
-                staged.write_objects(extra_objects or {})
+            with self._open_writer(training.args, final, commit) as writer, training.weights_to_save():
+                self._collect(training, writer, with_optimizer)
+                writer.write_objects(extra_objects or {})
                 for name in extra_objects or {}:
-                    refuse_unsafe(staged.folder / name, advice)
+                    refuse_unsafe(writer.folder / name, advice)
             with raise_on_all_ranks(f"writing {final}"):
                 commit.close()
         return str(final)
@@ -257,15 +262,15 @@ class CheckpointManager:
         final, args = training.folder, training.args
         self.record_best_checkpoint(training)
         with ExitStack() as commit:
-            with self._stage(args, final, commit) as staged, training.weights_to_save():
-                is_writer = staged.is_deferred = staged.manifest is not None
-                staged.defers_shards = not self.role(args, final.parent).any_sends_files
-                self._collect(training, staged)
-                values, writers = [value for value, _ in staged.deferred], [write for _, write in staged.deferred]
-                values, staged.shards = self._copies.copy((values, staged.shards))
-                staged.deferred = list(zip(values, writers, strict=True))
+            with self._open_writer(args, final, commit) as writer, training.weights_to_save():
+                is_writer = writer.is_deferred = writer.manifest is not None
+                writer.defers_shards = not self.role(args, final.parent).any_sends_files
+                self._collect(training, writer)
+                values, writer.shards = self._copies.copy(([value for value, _ in writer.deferred], writer.shards))
+                write_functions = [write for _, write in writer.deferred]
+                writer.deferred = list(zip(values, write_functions, strict=True))
             # Making a group is collective, so it is made here and not in the thread.
-            group = get_writing_group() if staged.shards else None
+            group = get_writing_group() if writer.shards else None
             state = copy.copy(training.state)
             state.log_history = list(state.log_history)
             unfinished = commit.pop_all()
@@ -274,8 +279,8 @@ class CheckpointManager:
             with unfinished:
                 # Shards come first, since all processes write them together: an error of this process in
                 # `write_deferred` would leave the others waiting.
-                staged.write_collected_shards(group)
-                staged.write_deferred()
+                writer.write_collected_shards(group)
+                writer.write_deferred()
             if is_writer:
                 self.prune(args, state, training.run_dir, str(final))
 
@@ -283,56 +288,60 @@ class CheckpointManager:
         self.pending = PendingSave(final, state, writing, training.when_complete)
 
     @contextlib.contextmanager
-    def _stage(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[StagedCheckpoint]:
-        """Yield a checkpoint to write to; closing `commit` afterwards completes it."""
-        staged = StagedCheckpoint(final.parent / STAGING_DIR / final.name)
+    def _open_writer(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[CheckpointWriter]:
+        """Yield a checkpoint in its staging folder; the caller closes `commit` later, which renames the folder."""
+        writer = CheckpointWriter(final.parent / STAGING_DIR / final.name)
         if not is_distributed():
-            staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
-            yield staged
+            writer.manifest = commit.enter_context(get_store(final.parent).open_staging_folder(final))
+            yield writer
             return
         role, action = self.role(args, final.parent), f"writing {final}"
         with ExitStack() as own_folder:
             with raise_on_all_ranks(action):
                 if role.is_writer:
-                    staged.manifest = commit.enter_context(get_store(final.parent).stage(final))
+                    writer.manifest = commit.enter_context(get_store(final.parent).open_staging_folder(final))
                 elif role.sends_files:
-                    staged.folder = own_folder.enter_context(make_staging_folder(final, args.process_index))
-            with raise_on_all_ranks(action), explain_full_disk(staged.folder, final):
-                yield staged
+                    writer.folder = own_folder.enter_context(make_staging_folder(final, args.process_index))
+            with raise_on_all_ranks(action), explain_full_disk(writer.folder, final):
+                yield writer
             if role.any_sends_files:
-                send_to_writer(staged.folder, role, action)
+                gather_files_to_writer(writer.folder, role, action)
 
-    def _collect(self, training: SavedTraining, staged: StagedCheckpoint, is_complete: bool = False) -> None:
-        methods, args, folder = training.methods, training.args, str(staged.folder)
-        has_optimizer = is_complete or not args.save_only_model
-        optimizer = methods.optimizer if has_optimizer else None
-        nonfinite = find_nonfinite_weights(methods.model, with_buffers=True, optimizer=optimizer)
+    def _collect(self, training: SavedTraining, writer: CheckpointWriter, with_optimizer: bool = False) -> None:
+        hooks, args, folder = training.hooks, training.args, str(writer.folder)
+        has_optimizer = with_optimizer or not args.save_only_model
+        optimizer = hooks.optimizer if has_optimizer else None
+        nonfinite = find_nonfinite_weights(hooks.model, with_buffers=True, optimizer=optimizer)
         are_finite = all(all_gather_object(not nonfinite))
         # ZeRO 3 leaves parameters empty here, so their finiteness is unknown.
-        if staged.manifest is not None and not hasattr(next(methods.model.parameters(), None), "ds_numel"):
-            staged.manifest.weights_are_finite = are_finite
-        self._staged = staged
+        if writer.manifest is not None and not hasattr(next(hooks.model.parameters(), None), "ds_numel"):
+            writer.manifest.weights_are_finite = are_finite
+        self._writer = writer
         try:
-            methods.save_model(folder, _internal_call=True)
+            hooks.save_model(folder, _internal_call=True)
             if has_optimizer:
-                methods._save_optimizer_and_scheduler(folder)
-                methods._save_scaler(folder)
-                methods._save_rng_state(folder)
-                staged.write_objects(_resume_records(training))
+                hooks._save_optimizer_and_scheduler(folder)
+                hooks._save_scaler(folder)
+                hooks._save_rng_state(folder)
+                writer.write_objects(_resume_records(training))
             if args.should_save:
                 _export_callback_states(training)
-                staged.write_trainer_state(training.state.to_json())
+                writer.write_trainer_state(training.state.to_json())
         finally:
-            self._staged = None
+            self._writer = None
 
-    def staged(self, folder: str | Path) -> StagedCheckpoint:
-        """Return the checkpoint being written in this folder, or a new StagedCheckpoint, which writes at once."""
-        if self._staged is not None and self._staged.folder == Path(folder):
-            return self._staged
-        return StagedCheckpoint(Path(folder))
+    def get_writer(self, folder: str | Path) -> CheckpointWriter:
+        """Return the checkpoint that is being written to this folder, or a CheckpointWriter that defers no files."""
+        if self._writer is not None and self._writer.folder == Path(folder):
+            return self._writer
+        return CheckpointWriter(Path(folder))
 
-    def commit_changes(self, folder: str | None = None) -> None:
-        """Add files of `on_save` callbacks to the manifest of the given or last checkpoint, and start the upload."""
+    def finish_save(self, folder: str | None = None) -> None:
+        """Add the files that `on_save` callbacks wrote to a checkpoint's manifest, and start its upload.
+
+        Parameters:
+            folder: the checkpoint's folder; None for the checkpoint that `save` wrote last.
+        """
         folder, self._written = folder or self._written, None
         if folder is not None and Path(folder).is_dir():
             update_manifest(Path(folder))
@@ -340,7 +349,7 @@ class CheckpointManager:
                 remote.start()
 
     def record_best_checkpoint(self, training: SavedTraining) -> None:
-        """Record the best checkpoint, which may be the next to be written, in the Trainer's state."""
+        """Set `best_model_checkpoint` in the Trainer's state, also if this save is about to write that checkpoint."""
         state = training.state
         if not state.best_global_step:
             return
@@ -348,9 +357,9 @@ class CheckpointManager:
         if state.best_global_step == state.global_step or best.is_dir():
             state.best_model_checkpoint = str(best)
         if is_distributed():
-            # Paths may differ between processes, and a process without the writer's disk does not see its folders.
-            writer = self.role(training.args, training.run_dir).writer
-            state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer or 0]
+            # The writer's path counts: paths may differ between processes, and some cannot see the writer's disk.
+            writer_rank = self.role(training.args, training.run_dir).writer_rank
+            state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer_rank or 0]
 
     # ---- Rotation ----------------------------------------------------------------------------------------------------
 
@@ -362,7 +371,7 @@ class CheckpointManager:
         """
         limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
         if args.save_total_limit_best is not None and (limit is None or limit > 0):
-            # The best checkpoints are kept in addition to the last `save_total_limit`, or without a limit to the last.
+            # Rotation keeps the last `save_total_limit` checkpoints (only the last without a limit), and also the best.
             protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
             limit, best = limit or 1, None
         rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
@@ -371,7 +380,7 @@ class CheckpointManager:
         # If a manifest is missing, checkpoints are sorted by time or step, so `newest` may not come last.
         newest = str(Path(newest))
         ordered = [*(path for path in sort_checkpoints(run_dir, use_mtime=True) if path != newest), newest]
-        complete = {*ordered[-args.keep_optimizer_states :], get_newest_finite(ordered)}
+        complete = {*ordered[-args.keep_optimizer_states :], get_last_resumable(ordered)}
         for path in ordered:
             if path not in complete:
                 thin_checkpoint(Path(path))
@@ -398,7 +407,7 @@ class CheckpointManager:
         """Choose the checkpoint to resume from, and load its model; return its folder, or None for a fresh start.
 
         Parameters:
-            overridden: methods in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
+            overridden: trainer in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
             load_model: the overridable `_load_from_checkpoint`.
         """
         optional = {name for method in overridden for name in FILES_READ_BY_METHOD[method]}
@@ -447,7 +456,7 @@ class CheckpointManager:
             text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
             if not text:
                 return folder
-            # A folder called "last-checkpoint" or "auto" is chosen by its name, and so again and again.
+            # A folder called "last-checkpoint" or "auto" is chosen even if it is skipped, so the loop would not end.
             if not is_newest_requested or folder.name in skipped:
                 raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
             if NO_SUCH_FOLDER in text:
@@ -477,7 +486,8 @@ class CheckpointManager:
         if not resume_from_checkpoint:
             return None
         path: str | bool = resume_from_checkpoint
-        # `last-checkpoint` is a folder of this name here or in output_dir, or else the checkpoint of the highest step.
+        # `last-checkpoint` means a folder of this name in the working directory or in output_dir. If there is none, the
+        # checkpoint with the highest step is meant.
         if path == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
             pushed = Path(output_dir) / LAST_CHECKPOINT
             path = str(pushed) if pushed.is_dir() else True
@@ -530,7 +540,7 @@ class CheckpointManager:
             advice = "Training does not repair them; resume_from_checkpoint=True takes the newest finite checkpoint."
             logger.warning("Weights or optimizer states in %s are not finite. %s", folder, advice)
         if (remote := get_store(folder.parent).remote) is not None:
-            # After a resume from an earlier training's checkpoint, rotation may delete such checkpoints at the URL.
+            # Rotation keeps an earlier training's checkpoints at the URL until this training resumes from any of them.
             remote.on_resume(folder.name)
         return folder
 
@@ -538,13 +548,13 @@ class CheckpointManager:
 
     def can_copy(self, storage: FullStateIO) -> bool:
         """Return whether a save can run in the background; warn if the model cannot be copied despite `async_save`."""
-        if self.is_async and not storage.can_be_copied and not self._has_warned_of_fsdp1:
+        if self.is_async and not storage.supports_async_save and not self._has_warned_of_fsdp1:
             logger.warning(
                 "async_save: models sharded by version 1 of FSDP cannot be saved in the background, so training waits "
                 "for checkpoints. Leave fsdp_config['version'] at 2."
             )
             self._has_warned_of_fsdp1 = True
-        return self.is_async and storage.can_be_copied
+        return self.is_async and storage.supports_async_save
 
     def wait(self) -> None:
         """Wait for the pending save, and raise its error or call its `when_complete`."""
@@ -573,7 +583,10 @@ class CheckpointManager:
 
 
 def _resume_records(training: SavedTraining) -> dict[str, Any]:
-    """Return this process's resume records: all fields if it saves, and `version` and `data` in ranks above 0."""
+    """Return the objects of this process's resume files by name.
+
+    A process that saves writes the whole record; each rank above 0 also writes a file with its own `data`.
+    """
     if training.resume_record is None:
         return {}
     rank, record = training.args.process_index, training.resume_record()
@@ -584,7 +597,7 @@ def _resume_records(training: SavedTraining) -> dict[str, Any]:
 def _export_callback_states(training: SavedTraining) -> None:
     states = training.state.stateful_callbacks
     for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
-        # A class with several callbacks has a list, to which each save appends, as in transformers.
+        # Several callbacks of a class share a list, to which each save appends their states, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
@@ -595,8 +608,8 @@ def _export_callback_states(training: SavedTraining) -> None:
 def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | bool | None:
     """Return the checkpoint from which a restarted script continues, or else `resume_from_checkpoint`.
 
-    It has the highest step of those written since `littrainer run` first started the script.
-    Trainings are identified by their order in the script, so all processes call this at each training.
+    The checkpoint is the intact one with the highest step written since `littrainer run` first started the script.
+    Trainings are recognized by their number in the script, so all processes call this once for each training.
     """
     if get_reports_folder() is None or TRAININGS not in os.environ:
         return resume_from_checkpoint
@@ -606,7 +619,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
-            # The last folder comes first: the script may give output_dir another value at each start.
+            # The latest start's folder is searched first: the script may give output_dir another value at each start.
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
@@ -621,7 +634,10 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return, by checkpoint name, the CRC-32 of the manifest, or without a manifest the inode and time."""
+    """Return numbers that change when a checkpoint is rewritten, by its name.
+
+    The manifest's CRC-32 is used, or without a manifest the folder's inode and time.
+    """
     identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     for path in identities:
         with contextlib.suppress(OSError):
@@ -637,7 +653,8 @@ def _identity(folder: Path) -> tuple[int, int]:
 def _find_problem(folder: Path, identity: tuple[int, int], args: TrainingArguments) -> str | None:
     if not folder.is_dir():
         return f"{socket.gethostname()} {NO_SUCH_FOLDER}."
-    # The same inode and time mean the same disk, which rank 0 has checked.
+    # The first process of each node checks the node's disk, unless inode and time show that it is rank 0's disk, which
+    # rank 0 has checked.
     if args.local_process_index != 0 or _identity(folder) == identity:
         return None
     damage = find_damage(folder)

@@ -21,7 +21,7 @@ from typing import Any
 from littrainer.checkpoint.atomic_write import RANK_SUFFIX, STAGING_DIR, delete_folder, remove_if_empty
 from littrainer.checkpoint.checksums import MANIFEST_NAME, DamagedManifest, Manifest, file_record, parse_manifest
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step, list_checkpoints, make_output_dir
-from littrainer.checkpoint.verification import find_damage, find_edits, readable_manifest
+from littrainer.checkpoint.verification import find_damage, find_edits, read_manifest_or_empty
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.remote_folder import MAX_TRIES, RemoteFolder, RemoteFolderError, get_remote_url, is_inside
 
@@ -429,7 +429,7 @@ def download_newest(folder: Path | str, without: Collection[str] = ()) -> set[st
     names = {*run.manifests, *run.foreign, *run.local_checkpoints()}.difference(run.deleted, without)
     for name in _highest_first(names):
         content = run.manifests.get(name) or INCOMPLETE
-        manifest = (None if run.is_current(name, content) else _parse_or_none(content)) or readable_manifest(
+        manifest = (None if run.is_current(name, content) else _parse_or_none(content)) or read_manifest_or_empty(
             run.folder / name
         )
         if not manifest.is_thinned and manifest.weights_are_finite is not False and run.download(name):

@@ -16,7 +16,7 @@ from littrainer.checkpoint.checksums import (
     DamagedManifest,
     fsync_paths,
     read_manifest,
-    readable_manifest,
+    read_manifest_or_empty,
     write_manifest,
 )
 from littrainer.checkpoint.layout import OPTIMIZER_FOLDER, PREFIX_CHECKPOINT_DIR, checkpoint_folder
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 RESUME_FILE = re.compile(  # deleted by thinning
     rf"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth|littrainer_resume(_\d+)?\.pt|{OPTIMIZER_FOLDER}"
 )
-# Closer times do not show which checkpoint is older.
+# Modification times closer together than this do not show which checkpoint is older.
 MIN_TIME_SPREAD_S = 1.0
 
 
@@ -46,8 +46,8 @@ def sort_checkpoints(
     Parameters:
         output_dir: the folder that contains them.
         checkpoint_prefix: the part of their names before the step.
-        use_mtime: sort by the order of writing in their manifests, or by modification time if a manifest is missing
-            and the times differ; else by step.
+        use_mtime: sort by the order of writing instead of by step. Their manifests have this order; if any is missing,
+            modification times give it, or the steps if these times are too close.
         best_model_checkpoint: moved to the second to last position, so that rotation does not delete it.
     """
     pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
@@ -68,7 +68,7 @@ def sort_checkpoints(
 
 def _sort_by_writing(by_step: list[str]) -> list[str]:
     # Sequence numbers do not depend on the clock.
-    sequences = {path: readable_manifest(Path(path)).sequence for path in by_step}
+    sequences = {path: read_manifest_or_empty(Path(path)).sequence for path in by_step}
     times: dict[str, float] = {}
     for path in by_step:
         # A user may delete a checkpoint meanwhile.
@@ -102,17 +102,17 @@ def rotate_checkpoints(
     if best_model_checkpoint is not None:
         counted.add(str(Path(best_model_checkpoint)))
     surplus = len(ordered) - max(save_total_limit, len(counted))
-    finite = get_newest_finite(ordered if newest is None else [*ordered, str(Path(newest))])
+    finite = get_last_resumable(ordered if newest is None else [*ordered, str(Path(newest))])
     store = get_store(output_dir)
     for path in [path for path in ordered if path not in counted][: max(surplus, 0)]:
         if path != finite and path not in protected:
             store.delete(path)
 
 
-def get_newest_finite(ordered: Sequence[str]) -> str | None:
+def get_last_resumable(ordered: Sequence[str]) -> str | None:
     """Return the last checkpoint that is neither thinned nor known to be non-finite."""
     for path in reversed(ordered):
-        manifest = readable_manifest(Path(path))
+        manifest = read_manifest_or_empty(Path(path))
         if not manifest.is_thinned and manifest.weights_are_finite is not False and os.path.isdir(path):
             return path
     return None
@@ -132,7 +132,7 @@ def thin_checkpoint(folder: Path) -> None:
     """Reduce a checkpoint to its weights; skip links and checkpoints without a manifest."""
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
-        # Files that a killed process did not delete are not in the manifest.
+        # The folder is listed, since the manifest lacks files that a process left when it was killed while thinning.
         surplus = [entry for entry in folder.iterdir() if RESUME_FILE.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import datetime
 import functools
 import hashlib
 import json
 import os
 import pickle
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,12 @@ import torch
 
 from littrainer.arguments.process import get_matmul_precision
 from littrainer.arguments.report_to import list_trackers
-from littrainer.arguments.secrets import is_secret_name, redact_secrets
+from littrainer.arguments.secrets import is_secret_name, redact_command, redact_secrets
 from littrainer.arguments.shown_arguments import format_value
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.fingerprint import fingerprint_dataset, fingerprint_model
+from littrainer.distributed.environment import COMMAND
 from littrainer.redirection.names import REPLACED
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.version import __version__
@@ -47,11 +49,18 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 
 
 def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
-    """Return facts about code, data and model at a run's start."""
+    """Return facts about command, code, data and model at a run's start."""
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     datasets = {"train": train_dataset, **{f"eval {name}".rstrip(): dataset for name, dataset in evals.items()}}
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
     return {
-        "code": _describe_code(str(getattr(sys.modules["__main__"], "__file__", None) or os.getcwd())),
+        "run": {
+            "started": get_timestamp(),
+            # A program without a file, such as a notebook, has no command that repeats it.
+            "command": None if script is None else shlex.join(redact_command(command)),
+        },
+        "code": _describe_code(str(script or os.getcwd())),
         "data": {name: fingerprint_dataset(dataset) for name, dataset in datasets.items() if dataset is not None},
         "model": {} if model is None else fingerprint_model(model),
     }
@@ -85,15 +94,16 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
     write_atomically(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
 
 
-def record_end(path: Path, course: Mapping[str, Any]) -> None:
+def record_end(path: Path, end: Mapping[str, Any]) -> None:
     """Add to a run's record how the training ended; an unreadable record stays as it is."""
-    with contextlib.suppress(OSError, ValueError):
-        record = {**json.loads(path.read_text("utf-8")), **course}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        record = json.loads(path.read_text("utf-8"))
+        record["run"]["end"] = end
         write_atomically(path, f"{json.dumps(record, indent=2)}\n")
 
 
 def get_timestamp() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def _to_json(value: Any) -> Any:

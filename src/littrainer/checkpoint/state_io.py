@@ -1,4 +1,4 @@
-"""Weights and optimizer state in a checkpoint, by strategy."""
+"""Saving and loading of weights and optimizer state, with a class for each way in which they are sharded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from littrainer.checkpoint.weights import (
     read_weights,
     refuse_mismatched_weights,
 )
-from littrainer.checkpoint.writer import StagedCheckpoint, write_tokenizer_and_args
+from littrainer.checkpoint.writer import CheckpointWriter, write_tokenizer_and_args
 from littrainer.distributed.collectives import raise_on_all_ranks
 from littrainer.model.facts import unwrap_user_model
 from littrainer.runtime.lazy_isinstance import is_a
@@ -80,7 +80,7 @@ class TrainingObjects:
     processing_class: Any = None
     save: Callable[..., None] = lambda output_dir, state_dict=None: None
     on_key_mismatch: Callable[[Any], None] = log_key_mismatch
-    staged: Callable[[Path], StagedCheckpoint] = StagedCheckpoint
+    get_writer: Callable[[Path], CheckpointWriter] = CheckpointWriter
 
     @property
     def sharded_model(self) -> nn.Module:
@@ -96,7 +96,7 @@ class FullStateIO:
         self.training, self.args, self.optimizer = training, training.args, training.optimizer
 
     @property
-    def can_be_copied(self) -> bool:
+    def supports_async_save(self) -> bool:
         return not has_flat_shards(self.training.sharded_model)
 
     @property
@@ -110,12 +110,12 @@ class FullStateIO:
     def save_checkpoint_model(self, output_dir: str) -> None:
         self.save_model(output_dir)
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         if self.args.should_save:
             self._write({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
     def _write(self, objects: dict[str, Any], folder: Path) -> None:
-        self.training.staged(folder).write_objects(objects)
+        self.training.get_writer(folder).write_objects(objects)
 
     def has_weights(self, folder: Path) -> bool:
         return has_weights(folder)
@@ -123,11 +123,12 @@ class FullStateIO:
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
-        On a resume the model is not sharded yet; `load_optimizer` loads weights that need shards.
+        A resume calls this before the model is sharded, so weights that are stored as shards are left to
+        `load_training_state`, which is called later.
         """
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         load_optimizer(self.training.model, self.optimizer, folder)
 
 
@@ -140,7 +141,7 @@ class GatheredStateIO(FullStateIO):
         if self.is_first:
             self.training.save(output_dir, **weights)
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         model = self.training.model
         state = get_full_optimizer_state(model, self.optimizer)
         if self.is_first:
@@ -156,7 +157,7 @@ class GatheredStateIO(FullStateIO):
                 refuse_mismatched_weights(model, folder, differences, to_resume)
         load_full_state_dict(model, state)
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         self._load_gathered_optimizer(self.training.model, folder)
 
     def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:
@@ -171,7 +172,7 @@ class GatheredStateIO(FullStateIO):
 class FsdpStateIO(GatheredStateIO):
     """I/O of FSDP's `FULL_STATE_DICT`, which also reads sharded and plain checkpoints."""
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         """Write weights and optimizer state, by parameter name, in transformers' FSDP files."""
         model = self.training.sharded_model
         weights = self._drop_adapter_base(get_full_state_dict(model))
@@ -188,7 +189,7 @@ class FsdpStateIO(GatheredStateIO):
             model = self.training.sharded_model
         if not is_sharded(model):
             plan = get_sharding_plan(self.args)
-            # With cpu_ram_efficient_loading other ranks get weights at the sharding.
+            # Only rank 0 reads weights with cpu_ram_efficient_loading; the others get them when the model is sharded.
             reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_shards and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)
@@ -197,7 +198,7 @@ class FsdpStateIO(GatheredStateIO):
         else:
             super().load_model(model, folder, to_resume)
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         model = self.training.sharded_model
         if has_sharded_state(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
@@ -232,7 +233,7 @@ class FsdpStateIO(GatheredStateIO):
             )
             refuse_mismatched_weights(model, folder, differences, to_resume)
             load_into(folder, {f"{prefix}{name}": value for name, value in state.items() if name in stored})
-            # state_dict() returned copies of offloaded weights.
+            # Offloaded weights were read into copies that state_dict() made, so they are loaded into the model here.
             result = model.load_state_dict(state, strict=False)
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
@@ -241,7 +242,7 @@ class FsdpStateIO(GatheredStateIO):
         return key_by_name(self.optimizer.state_dict(), names)
 
     def _drop_adapter_base(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop the frozen base of adapters, which a checkpoint lacks."""
+        """Drop the frozen weights under adapters, since checkpoints do not store them."""
         model = self.training.model
         if not has_adapters(unwrap_user_model(model)):
             return dict(weights)
@@ -261,7 +262,7 @@ class ShardedStateIO(FsdpStateIO):
                     settings.save_pretrained(output_dir)
             write_tokenizer_and_args(output_dir, self.args, self.training.processing_class)
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             get_model_state_dict,
@@ -271,7 +272,7 @@ class ShardedStateIO(FsdpStateIO):
         from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY
 
         model = self.training.sharded_model
-        # Shards of FSDP 2 are copied to the host later.
+        # FSDP 1's shards are copied to the host here; FSDP 2's are copied later, at the write or by HostCopies.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
         reshard_gathered(model)
         weights = self._drop_adapter_base(get_model_state_dict(model, options=options))
@@ -281,14 +282,14 @@ class ShardedStateIO(FsdpStateIO):
         else:
             state = self._get_named_optimizer_state()
         shards = {WEIGHTS_FOLDER: {WEIGHTS_KEY: weights}, OPTIMIZER_FOLDER: {OPTIMIZER_KEY: state}}
-        self.training.staged(folder).write_shards(shards)
+        self.training.get_writer(folder).write_shards(shards)
 
 
 class DeepSpeedStateIO(FullStateIO):
     """I/O by DeepSpeed's engine, in all processes together."""
 
     def save_model(self, output_dir: str) -> None:
-        """Write the model, in stage 3 with gathered weights or the engine's shards."""
+        """Write the model; ZeRO 3 gathers its weights, or leaves them in the engine's shards if gathering is off."""
         config: Any = self.args.hf_deepspeed_config
         if not config.is_zero3():
             super().save_model(output_dir)
@@ -308,32 +309,32 @@ class DeepSpeedStateIO(FullStateIO):
             self.training.save(output_dir, state_dict={})
             for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
                 (Path(output_dir) / name).unlink(missing_ok=True)
-        self.save_optimizer(Path(output_dir))
+        self.save_training_state(Path(output_dir))
 
-    def save_optimizer(self, folder: Path) -> None:
+    def save_training_state(self, folder: Path) -> None:
         self.training.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def has_weights(self, folder: Path) -> bool:
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load the best model's weights; on a resume `load_optimizer` loads weights."""
+        """Load the best model's weights; a resume only checks that they exist, for `load_training_state`."""
         if not to_resume:
-            self.load_optimizer(folder)
+            self.load_training_state(folder)
         elif not self.has_weights(folder):
             raise ValueError(
                 f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot resume from it. "
                 "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
             )
 
-    def load_optimizer(self, folder: Path) -> None:
+    def load_training_state(self, folder: Path) -> None:
         """Load the engine's weights, optimizer and scheduler."""
         written = len(list(folder.glob(f"{ENGINE_FOLDERS}/*zero_pp_rank_*_optim_states.pt")))
         config: Any = self.args.hf_deepspeed_config
         if written not in (0, self.args.world_size) and not config.get_value("checkpoint.load_universal", False):
             raise ValueError(
                 f"{folder} was written by {written} processes of DeepSpeed, and there are {self.args.world_size}. "
-                f"Start {written}, or convert it by DeepSpeed's ds_to_universal.py, and set "
+                f"Start {written} processes, or convert the folder by DeepSpeed's ds_to_universal.py and set "
                 '"checkpoint": {"load_universal": true} in the configuration.'
             )
         path, _ = self.training.engine.load_checkpoint(

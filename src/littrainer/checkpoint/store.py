@@ -23,7 +23,7 @@ from littrainer.checkpoint.atomic_write import (
     delete_atomically,
     delete_or_warn,
     move_aside,
-    staged_checkpoint,
+    write_checkpoint_atomically,
 )
 from littrainer.checkpoint.checksums import ManifestBuilder
 from littrainer.checkpoint.layout import checkpoint_step, list_checkpoints
@@ -53,17 +53,17 @@ class Store:
         self._deletions: list[Future[None]] = []
 
     @contextlib.contextmanager
-    def stage(self, final: Path) -> Iterator[ManifestBuilder]:
+    def open_staging_folder(self, final: Path) -> Iterator[ManifestBuilder]:
         """Stage a checkpoint after deletions, which free disk space."""
         self.delete_deferred()
         self.wait_for_deletions()
-        with staged_checkpoint(final) as builder:
+        with write_checkpoint_atomically(final) as builder:
             yield builder
 
     def delete(self, path: str | Path) -> None:
         """Delete a checkpoint, in a thread if the folder is locked; warn of errors.
 
-        Defer the deletion until this checkpoint or a newer checkpoint is uploaded.
+        The deletion is deferred while neither this checkpoint nor a newer one has been uploaded to the folder's URL.
         """
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
@@ -101,7 +101,8 @@ class Store:
         run = RemoteRun(self.run_dir, hang_timeout)
         logger.info("Checkpoints are written to %s and uploaded to %s", self.run_dir, run.remote.url)
         run.claim()
-        # `on_resume` clears these after a resume from any of them; until then rotation keeps them at the URL.
+        # Rotation keeps these checkpoints of earlier trainings at the URL, until this training resumes from any of them
+        # and `on_resume` clears the dict.
         run.earlier = {name: run.read_local_manifest(name) for name in run.local_checkpoints()}
         self.remote = run
         try:
@@ -123,7 +124,7 @@ class Store:
         """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
-            # Another pass deletes these checkpoints at the URL.
+            # The second `finish` deletes at the URL the checkpoints that were just deleted here.
             if self.delete_deferred():
                 self.remote.finish()
 
@@ -267,13 +268,13 @@ def _try_lock(descriptor: int) -> bool | None:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES):
             return False
-        logger.info("Two runs that write to one folder are not detected: no file locks (%s).", error)
+        logger.info("There are no file locks (%s), so a second run that writes to the folder is not detected.", error)
         return None
     return True
 
 
 def _make_locked_error(holder: str, run_dir: Path) -> RuntimeError:
     return RuntimeError(
-        f"Another run, {holder}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume "
-        "from each other's. Give this run another output_dir, or wait for that one to end."
+        f"Another run, {holder}, is writing its checkpoints to {run_dir}. Two runs there would delete each other's "
+        "checkpoints and resume from them. Give this run another output_dir, or wait for the other one to end."
     )

@@ -21,7 +21,7 @@ from littrainer.checkpoint.checksums import (
     Stamp,
     file_record,
     read_manifest,
-    readable_manifest,
+    read_manifest_or_empty,
     stat_files,
 )
 from littrainer.checkpoint.layout import (
@@ -53,7 +53,7 @@ FULL_MODEL_FILE = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)
 
 
 class Inspection(NamedTuple):
-    """A checkpoint's files, links included, its manifest, which may be empty, and its changes."""
+    """A checkpoint's files (links included), manifest (empty if it has none), damage and edits."""
 
     folder: Path
     files: set[str]
@@ -82,6 +82,11 @@ def find_damage(folder: Path) -> list[str]:
 
     Parameters:
         folder: the checkpoint's folder.
+
+    Examples:
+        >>> from littrainer.checkpoint.verification import find_damage
+        >>> find_damage(checkpoint)
+        []
     """
     return inspect_checkpoint(Path(folder)).damage
 
@@ -112,7 +117,7 @@ def inspect_checkpoint(folder: Path) -> Inspection:
         damage, edits = _inspect_without_manifest(folder, present), list[str]()
     else:
         damage, edits = _compare(folder, manifest, present)
-    # A read error may be temporary.
+    # Damage is not cached, since a read error may be temporary.
     if not damage:
         _edits_cache[key] = stamps, manifest, list(edits)
     return Inspection(folder, present, manifest or none, damage, edits)
@@ -132,7 +137,7 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> tuple[list[
         else:
             damage.append(f"{name} is missing.")
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
-    # A copied folder may have another step's name, so the state is always checked.
+    # The state file is always checked, since the name of a copied folder may have another step than the file.
     damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     return [*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)]
 
@@ -218,16 +223,16 @@ def find_json_damage(path: Path) -> str | None:
 
 
 def find_state_damage(path: Path) -> str | None:
-    """Return why a trainer_state.json is damaged or another checkpoint's."""
+    """Return why a trainer_state.json is damaged or belongs to another checkpoint; None if neither."""
     try:
         state = TrainerState.load_from_json(str(path))
     except (OSError, ValueError, RecursionError) as error:
         return f"it is no readable state ({error.__cause__ or error})"
     folder, step, epoch = path.parent.resolve(), state.global_step, state.epoch
-    # Several callbacks of a class have a list.
+    # Several callbacks of a class share an entry, which is a list of their states.
     entries = [state.log_history, *state.stateful_callbacks.values()]
     if not all(isinstance(entry, dict) for part in entries for entry in (part if isinstance(part, list) else [part])):
-        return "log_history or stateful_callbacks cannot be what was written"
+        return "log_history or stateful_callbacks has an entry that is no dict"
     if not math.isfinite(epoch):
         return f"epoch is {epoch}"
     return f"global_step is {step} in {folder.name}" if checkpoint_step(folder) not in (None, step) else None
@@ -281,7 +286,7 @@ def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str |
     newest, damaged, nonfinite = None, {}, []
     for name in [path.name for path in list_checkpoints(folder) if path.name not in without]:
         path = os.path.join(folder, name)
-        manifest = readable_manifest(Path(path))
+        manifest = read_manifest_or_empty(Path(path))
         if manifest.is_thinned:
             continue
         if damage := find_damage(Path(path)):
@@ -295,7 +300,7 @@ def find_last_intact(folder: str | Path, without: Collection[str] = ()) -> str |
     for path, damage_text in damaged.items():
         logger.warning("Skipping the damaged checkpoint %s: %s %s", path, damage_text, consequence)
     if nonfinite:
-        consequence = f"{newest} is the newest one before." if newest else "There is no other one."
+        consequence = f"{newest} is the newest finite one." if newest else "There is no intact finite one."
         names = ", ".join(nonfinite)
         logger.warning("Skipping %s: weights or optimizer states are not finite. %s", names, consequence)
     return newest

@@ -1,4 +1,4 @@
-"""A checkpoint folder being written: files at once, or deferred for a background save."""
+"""The files of a checkpoint, written immediately, or collected so that a background save writes them later."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ logger = logging.getLogger(__name__)
 logger.addFilter(rewrite_staging_paths)
 
 
-class StagedCheckpoint:
-    """A folder to which the Trainer's save methods write, mostly a staged checkpoint.
+class CheckpointWriter:
+    """A folder to which the Trainer's save methods write: a checkpoint's staging folder, or any other folder.
 
     Parameters:
-        manifest: ManifestBuilder of a checkpoint, in the writer; None in other processes, and for another folder.
+        manifest: ManifestBuilder of a checkpoint; None in processes other than the elected writer, and for a folder
+            that is no checkpoint.
 
     Attributes:
         is_deferred: values are collected for `write_deferred`.
@@ -65,11 +66,11 @@ class StagedCheckpoint:
             write(text)
 
     def write_shards(self, states: dict[str, Any]) -> None:
-        """Write this process's shards of states, by folder name; all processes call this."""
+        """Write or collect this process's shards of states, whose keys are folder names; all processes call this."""
         self.shards.update(states)
         for name in states:
-            # The folder is made before the collective write: a process that failed inside it would leave the others
-            # waiting.
+            # Making a folder may fail, so it comes before the collective write, in which a failed process would leave
+            # the others waiting.
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         if not self.defers_shards:
             self.write_collected_shards()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.callbacks.log_history import EVALUATION
+from littrainer.callbacks.state import COMPLETED
 from littrainer.checkpoint.layout import RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.commands.command_line import BadInput, CommandParser
 from littrainer.commands.report_folders import LIGHTNING_LOG_NAME, MissingState, Run, load_folders
@@ -90,7 +91,7 @@ def find_run_folders(folder: Path) -> Iterator[Path]:
 
 def summarize_run(folder: Path, root: Path) -> RunSummary:
     """Read the summary of a training, as far as its files are readable."""
-    record, changed, end = _read_record(folder), folder, None
+    recorded, changed = _read_start_and_end(folder), folder
     summary = RunSummary(os.path.relpath(folder, root), "")
     try:
         runs, _ = load_folders([str(folder)])
@@ -101,24 +102,22 @@ def summarize_run(folder: Path, root: Path) -> RunSummary:
         # The training has not saved yet.
         pass
     except BadInput:
-        end = "not readable"
+        summary.end = "not readable"
     modified = datetime.datetime.fromtimestamp(changed.stat().st_mtime).astimezone()
-    summary.date = record.get("started") or modified.isoformat(timespec="seconds")
-    if "end" in record:
-        summary.step, end = record["end"]["step"], record["end"]["reason"]
-    elif "started" in record:
+    summary.date = recorded.get("started") or modified.isoformat(sep=" ", timespec="seconds")
+    if "end" in recorded:
+        summary.step, summary.end = recorded["end"]["step"], recorded["end"]["reason"]
+    elif "started" in recorded and summary.end != COMPLETED:
         # Loads torch.
         from littrainer.checkpoint.store import is_abandoned
 
-        end = "killed" if is_abandoned(folder) else "running"
-    elif summary.max_steps and summary.step == summary.max_steps:
-        end = "complete"
-    summary.end = end
+        summary.end = "killed" if is_abandoned(folder) else "running"
     return summary
 
 
 def _add_state(summary: RunSummary, run: Run) -> None:
     summary.step, summary.max_steps = run.state.global_step, run.state.max_steps or None
+    summary.end = run.ending if run.state_file.name == TRAINER_STATE_NAME else None
     metric, source = run.deciding_curve
     best = run.best_points(metric, source)
     if best:
@@ -126,9 +125,9 @@ def _add_state(summary: RunSummary, run: Run) -> None:
         summary.best, summary.best_step = best[0].value, best[0].step
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+def _read_start_and_end(folder: Path) -> dict[str, Any]:
     try:
-        record = json.loads((folder / RUN_RECORD_NAME).read_text("utf-8"))
-    except (OSError, ValueError):
+        recorded = json.loads((folder / RUN_RECORD_NAME).read_text("utf-8"))["run"]
+    except (OSError, ValueError, LookupError, TypeError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return recorded if isinstance(recorded, dict) else {}

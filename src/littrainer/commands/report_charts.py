@@ -191,10 +191,14 @@ def _build_dots(
     return Series("", state, {"x": positions}, [_drop_nonfinite(value) for value in y], "dots", color, 0, stars, ids)
 
 
+def _get_pruned(search: Search) -> list[TrialRecord]:
+    return [trial for trial in search.stored.trials if trial.state == PRUNED and trial.intermediate]
+
+
 def _build_trials_chart(search: Search, group: str, objective: int, name: str) -> Chart:
     trials, direction = search.stored.trials, search.stored.directions[objective]
     complete = [trial for trial in trials if search.is_complete(trial)]
-    pruned = [trial for trial in trials if trial.state == PRUNED and trial.intermediate]
+    pruned = _get_pruned(search)
     failed = [trial for trial in trials if trial.state == FAILED]
     reached = [trial.objectives()[objective] for trial in complete]
     last = [trial.intermediate[-1][1] for trial in pruned]
@@ -214,15 +218,23 @@ def _build_trials_chart(search: Search, group: str, objective: int, name: str) -
 
 def _build_parameter_chart(search: Search, group: str, name: str) -> Chart:
     trials = [trial for trial in search.complete if name in trial.parameters]
-    values = [trial.parameters[name] for trial in trials]
+    pruned = [trial for trial in _get_pruned(search) if name in trial.parameters]
+    values = [trial.parameters[name] for trial in [*trials, *pruned]]
     is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    choices = [] if is_numeric else list(dict.fromkeys(map(str, values)))
-    x = values if is_numeric else [choices.index(str(value)) for value in values]
-    has_powers = any(trial.distributions.get(name, {}).get("log") for trial in trials)
-    is_log = is_numeric and has_powers and min(values) > 0
-    series = [_build_dots(search, trials, x, [trial.objectives()[0] for trial in trials])]
+    distributions = [trial.distributions.get(name, {}) for trial in trials]
+    choices: list[Any] = []
+    if not is_numeric or any("choices" in distribution for distribution in distributions):
+        # Evenly spaced, as batch sizes of 8, 16 and 32 are on no linear axis.
+        choices = sorted({*values}) if is_numeric else list(dict.fromkeys(map(str, values)))
+    x = [choices.index(value if is_numeric else str(value)) for value in values] if choices else values
+    has_powers = any(distribution.get("log") for distribution in distributions)
+    is_log = not choices and has_powers and min(values) > 0
+    series = [_build_dots(search, trials, x[: len(trials)], [trial.objectives()[0] for trial in trials])]
+    if pruned:
+        last = [trial.intermediate[-1][1] for trial in pruned]
+        series.append(_build_dots(search, pruned, x[len(trials) :], last, f"{PRUNED}, last value", GREY))
     title, log = f"{search.objective_names[0]} over {name}", _should_be_logarithmic(series)
-    return Chart(title, group, {"x": name}, series, f"{group} {name}", log, x_log=is_log, ticks=choices)
+    return Chart(title, group, {"x": name}, series, f"{group} {name}", log, x_log=is_log, ticks=[*map(str, choices)])
 
 
 # ---- Numbers as text -------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from littrainer.callbacks.log_history import (
     collect_logged_values,
     parse_log_history,
 )
-from littrainer.callbacks.state import TrainerState
+from littrainer.callbacks.state import COMPLETED, PATIENCE_COUNTER, TrainerState, describe_early_stop
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
     RUN_RECORD_NAME,
@@ -66,6 +66,8 @@ class Run:
         state_file, state, history: trainer_state.json, its content, and the numbers in it.
         arguments: training arguments as text, None if unknown.
         environment: device, processes, versions, class of the model, by name.
+        started, command, end: date and time of the start, the command line, and why the training ended; None if not
+            recorded.
         notes: sentences about missing information.
     """
 
@@ -76,11 +78,38 @@ class Run:
     history: History
     arguments: dict[str, str] | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    started: str | None = None
+    command: str | None = None
+    end: str | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
     def logged(self) -> dict[tuple[int, str], Any]:
         return collect_logged_values(self.state.log_history)
+
+    @property
+    def ending(self) -> str:
+        """Reason why the training ended, or how far it is."""
+        state = self.state
+        if self.end is not None:
+            return self.end
+        if 0 < state.max_steps <= state.global_step:
+            return COMPLETED
+        saved = (state.stateful_callbacks or {}).values()
+        callbacks = [callback for states in saved for callback in (states if isinstance(states, list) else [states])]
+        counters = [
+            (
+                callback.get("args", {}).get("early_stopping_patience", math.inf),
+                callback.get("attributes", {}).get(PATIENCE_COUNTER, 0),
+            )
+            for callback in callbacks
+        ]
+        early_stop = describe_early_stop(counters, (self.arguments or {}).get("metric_for_best_model"))
+        if early_stop is not None:
+            return early_stop
+        if self.history.summary:
+            return "stopped before its last step, by a callback or a time limit"
+        return "not complete: it is running, or was interrupted"
 
     @property
     def best_step(self) -> int | None:
@@ -217,7 +246,7 @@ def _load_run(folder: Path, name: str, state_file: Path) -> Run:
     is_table = state_file.name == LIGHTNING_LOG_NAME
     try:
         state = _load_lightning_log(state_file) if is_table else TrainerState.load_from_json(str(state_file))
-        history = parse_log_history(state.log_history)
+        history = parse_log_history(state.log_history, _count_rows_of_training(state.log_history) if is_table else None)
     # Entries of log_history that are no dicts or have no step end with one of the last three.
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(
@@ -230,7 +259,11 @@ def _load_run(folder: Path, name: str, state_file: Path) -> Run:
             "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
         )
     candidates = [state_file.parent, folder, state_file.parent.parent]
-    if not is_table:
+    if is_table:
+        versions = [*state_file.parent.parent.glob(f"version_*/{LIGHTNING_LOG_NAME}")]
+        if len(versions) > 1 and folder != state_file.parent:
+            run.notes.append(f"{state_file.parent} is shown, the newest of {len(versions)} logs.")
+    else:
         _add_arguments(run, candidates)
     _add_model(run, candidates)
     return run
@@ -254,8 +287,35 @@ def _load_lightning_log(table: Path) -> TrainerState:
                     prefix = next(filter(name.startswith, LIGHTNING_PREFIXES), "")
                     entry[LIGHTNING_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = float(cell)
             history.append(entry)
-    steps = max((entry["step"] + 1 for entry in history), default=0)
+    # A LearningRateMonitor logs each parameter group: the first is the learning rate, others only where they differ.
+    first, *others = dict.fromkeys(name for entry in history for name in entry if name.startswith("lr-")) or [""]
+    for entry in history:
+        for name in others:
+            if entry.get(name) == entry.get(first):
+                entry.pop(name, None)
+        if first in entry:
+            entry["learning_rate"] = entry.pop(first)
+    steps = max((entry["step"] + 1 for entry in history[: _count_rows_of_training(history)]), default=0)
     return TrainerState(global_step=steps, log_history=history)
+
+
+def _count_rows_of_training(history: Sequence[dict[str, Any]]) -> int:
+    """Return the number of a Lightning log's rows before the evaluations that follow `fit`.
+
+    Within an epoch, rows of evaluations have the step of the last batch. After `fit` they have the next step and epoch.
+    """
+    evaluation_names = ("eval_", "test_")
+    is_evaluation = [any(name.startswith(evaluation_names) for name in entry) for entry in history]
+    count = len(history)
+    while count and is_evaluation[count - 1]:
+        entry, earlier = history[count - 1], history[: count - 1]
+        last_step = max((row["step"] for row in earlier if row["step"] < entry["step"]), default=-1)
+        last_epoch = max((row.get("epoch", 0) for row in earlier if row["step"] < entry["step"]), default=0)
+        is_test = not any(name.startswith("eval_") for name in entry)
+        if not is_test and (last_step + 1 != entry["step"] or entry.get("epoch", 0) <= last_epoch):
+            break
+        count -= 1
+    return count
 
 
 def _add_arguments(run: Run, folders: list[Path]) -> None:
@@ -275,13 +335,18 @@ def _add_arguments(run: Run, folders: list[Path]) -> None:
             return
         record = json.loads(path.read_text("utf-8"))
         run.arguments = {name: format_value(value) for name, value in redact_secrets(record["arguments"]).items()}
+        start = record.get("run", {})
+        run.started, run.command = start.get("started"), start.get("command")
+        # The page of a checkpoint is about the training until then.
+        run.end = None if checkpoint_step(run.folder) is not None else start.get("end", {}).get("reason")
         facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
-        for name, described in record.get("data", {}).items():
-            facts |= {f"{name} attributes": described.pop("attributes", None), f"{name} data": described}
-        facts[FIRST_WEIGHTS] = record.get("model")
-        run.environment = {
-            name: format_value(fact).strip("{}") for name, fact in facts.items() if fact not in (None, {})
-        }
+        for name, data in record.get("data", {}).items():
+            size = "stream" if data.get("rows") is None else f"{data['rows']:,} rows"
+            facts[f"{name} data"] = ", ".join(filter(None, (f"{size} ({data['class']})", data.get("fingerprint"))))
+            facts[f"{name} attributes"] = data.get("attributes")
+        if model := record.get("model"):
+            facts[FIRST_WEIGHTS] = f"{model['class']}, {model['parameters']:,} parameters, {model['fingerprint']}"
+        run.environment = {name: format_value(fact) for name, fact in facts.items() if fact not in (None, {})}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
 

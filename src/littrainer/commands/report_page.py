@@ -20,6 +20,7 @@ from littrainer.callbacks.log_history import (
     compute_time_shares,
     suggest_speedup,
 )
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.commands.report_charts import (
     ABSENT,
     Chart,
@@ -136,7 +137,8 @@ def summarize_runs(runs: Sequence[Run]) -> str:
         return f"{text} by {' and '.join(name for name, points in reached.items() if points[0].value == best)}"
     points = reached[runs[0].name]
     steps = " and ".join(format_number(point.step) for point in points[:2])
-    return f"{text} at step {steps}{_describe_trend(runs[0], source, points[-1].step)}"
+    ending = f"; {runs[0].ending}" if runs[0].ending.startswith("stopped") else ""
+    return f"{text} at step {steps}{_describe_trend(runs[0], source, points[-1].step)}{ending}"
 
 
 def _format_metric(metric: str, source: str) -> str:
@@ -179,7 +181,10 @@ def _collect_figures(run: Run) -> dict[str, str]:
     def show(value: float | None, planned: float = 0) -> str:
         return format_number(value or 0) + (f" of {format_number(planned)}" if planned > 0 and planned != value else "")
 
-    figures = {
+    figures = {} if run.started is None else {"Started": run.started}
+    if run.state_file.name == TRAINER_STATE_NAME:
+        figures["Ending"] = run.ending
+    figures |= {
         "Optimizer steps": show(state.global_step, state.max_steps),
         "Epochs": show(state.epoch or run.history.last_epoch, state.num_train_epochs),
     }
@@ -189,6 +194,8 @@ def _collect_figures(run: Run) -> dict[str, str]:
         figures["Best evaluation"] = f"{format_number(state.best_metric)} {name}{step}"
     if state.best_model_checkpoint is not None:
         figures["Best checkpoint"] = state.best_model_checkpoint
+    if run.command is not None:
+        figures["Command"] = run.command
     logged = {
         "Mean training loss of the whole run": summary.get("train_loss"),
         "Duration": summary.get("train_runtime"),
@@ -220,19 +227,32 @@ def _build_training_tables(runs: list[Run]) -> Iterator[Table]:
     sources: dict[str, list[str]] = {}
     for metric, source in dict.fromkeys(key for run in runs for key in run.history.curves):
         sources.setdefault(metric, []).append(source)
-    rows = _merge_columns([_collect_figures(run) for run in runs])
     drawn, remaining = split_metrics(runs)
-    rows += [
+    shown = [
         row for metric in drawn if metric not in COSTS for row in _build_metric_rows(runs, metric, sources[metric])
     ]
     folded = [row for metric in remaining for row in _build_metric_rows(runs, metric, sources[metric])]
-    yield Table("Results", ["", *names], rows)
+    yield Table("Training", ["", *names], _merge_columns([_collect_figures(run) for run in runs]))
+    yield Table("Last value of each metric", ["", *names], shown)
     if folded:
-        yield Table(f"{len(folded)} more results", ["", *names], folded, is_folded=True)
+        yield Table(f"{len(folded)} more metrics", ["", *names], folded, is_folded=True)
+    yield from _build_argument_tables(runs)
     advice = suggest_speedup(runs[0].history.throughput) if len(runs) == 1 else None
     note = f"{advice}." if advice else ""
     yield Table("Where the time goes", ["", *names], _merge_columns([_format_throughput(run) for run in runs]), note)
-    yield Table("Environment", ["", *names], _merge_columns([run.environment for run in runs]))
+    environment = _merge_columns([run.environment for run in runs])
+    differing = [row for row in environment if len({*row[1:]}) > 1]
+    if differing:
+        yield Table("Environment, code and data that differ", ["", *names], differing)
+    equal = [row for row in environment if row not in differing]
+    if equal:
+        title = (
+            "Environment, code and data" if len(runs) == 1 else f"{len(equal)} equal rows of environment, code and data"
+        )
+        yield Table(title, ["", *names], equal, is_folded=True)
+
+
+def _build_argument_tables(runs: list[Run]) -> Iterator[Table]:
     arguments = [run.arguments for run in runs if run.arguments is not None]
     defaults = format_defaults()
     changed = dict.fromkeys(name for texts in arguments for name in select_non_defaults(texts, defaults))
@@ -245,6 +265,7 @@ def _build_training_tables(runs: list[Run]) -> Iterator[Table]:
             for name in changed
             if not all(is_same(texts.get(name, ""), arguments[0].get(name, "")) for texts in arguments)
         ]
+        names = [run.name for run in runs]
         yield Table("Arguments that differ", ["argument", *names], differing, "" if differing else "None.")
 
 

@@ -39,6 +39,11 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     Raises:
         ValueError: samples differ in length and need padding, or labels are text.
         TypeError: a sample, such as a text or a tuple, has no named values.
+
+    Examples:
+        >>> from littrainer import default_data_collator
+        >>> default_data_collator([{"x": [1.0, 2.0], "label": 0}, {"x": [3.0, 4.0], "label": 1}])["labels"]
+        tensor([0, 1])
     """
     if return_tensors not in _STACKERS:
         raise ValueError(f"return_tensors={return_tensors!r} is not known; use 'pt' or 'np'.")

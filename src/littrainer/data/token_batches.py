@@ -99,7 +99,7 @@ def make_token_batch_sampler(
             return None
         raise ValueError(
             f"max_tokens_per_batch={limit} sorts samples by length, and the training data is a stream or has no "
-            "length: pass a map-style dataset, or leave it out and set per_device_train_batch_size."
+            "length: pass a map-style dataset, or set only per_device_train_batch_size."
         )
     lengths = measure_lengths(args, dataset, processing_class, "max_tokens_per_batch")
     widths = np.maximum(lengths, 1)

@@ -25,7 +25,7 @@ class MicroBatch:
 
     Parameters:
         is_last_of_step: the optimizer steps after this micro-batch.
-        window_size: micro-batches drawn together; a script may draw more or fewer than those of a step.
+        window_size: number of micro-batches drawn together; a script may draw more or fewer than a step has.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
         epoch_fraction: trained share of the epoch after this micro-batch.
         position: index in the drawn window.
@@ -41,7 +41,7 @@ class MicroBatch:
 
     @property
     def is_last_drawn(self) -> bool:
-        """True for the window's last drawn micro-batch, even if the window is not full."""
+        """True for the last micro-batch that was drawn, even if the optimizer does not step after it."""
         return self.position + 1 == self.window_size
 
 
@@ -53,7 +53,8 @@ class WindowLoader:
         draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
         skipped_windows: (epoch, first micro-batch) of windows that are drawn and skipped.
-        is_length_of_training: `micro_batches_per_epoch` covers the whole training, and the data may have more.
+        is_length_of_training: `micro_batches_per_epoch` is the length of the training, not of the data, so that the
+            epoch is complete only at the end of the data.
 
     Attributes:
         micro_batches_read: micro-batches of the epoch that were yielded or skipped.
@@ -134,8 +135,9 @@ class WindowLoader:
         accumulation = self.accumulation
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
-        # The number of windows does not depend on how many micro-batches `draw_window` returns. Windows begin at the
-        # epoch's first micro-batch, or at the first micro-batch after a layout change (`offset`).
+        # The number of windows does not depend on how many micro-batches `draw_window` returns. Windows are counted
+        # from the epoch's first micro-batch or, if a resume has changed the size of micro-batches, from the first
+        # micro-batch of the new size (`offset`).
         offset, fraction, epoch_length = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             offset, length = change.window, epoch_length
@@ -145,9 +147,9 @@ class WindowLoader:
         resumed_at = count
         done_in_window = (count - offset) % accumulation
         for start in range(count - done_in_window, length, accumulation):
-            num_missing = min(accumulation, length - start) - done_in_window
+            num_to_draw = min(accumulation, length - start) - done_in_window
             done_in_window = 0
-            window, num_items = self.draw_window(batches, num_missing)
+            window, num_items = self.draw_window(batches, num_to_draw)
             if progress.position is not None:
                 progress.finish_resuming()
             self._micro_batches_drawn = count + len(window)
@@ -176,20 +178,20 @@ class WindowLoader:
         self._is_exhausted = count < length or not self.is_length_of_training
 
 
-def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:
+def count_label_tokens(window: list[Any], loss_shifts_labels: bool) -> torch.Tensor | int | None:
     """Return the number of a window's labels other than -100; None if there are no countable labels.
 
     Parameters:
-        labels_are_shifted: the first label of a row is no target.
+        loss_shifts_labels: the first label of a row is no target.
     """
     try:
-        return sum(_get_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
+        return sum(_get_targets(batch, loss_shifts_labels).ne(IGNORED_LABEL).sum() for batch in window)
     except (TypeError, AttributeError, KeyError):
         # Without tensors of labels (as in object detection) losses are averaged per micro-batch.
         return None
 
 
-def _get_targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
+def _get_targets(batch: Any, loss_shifts_labels: bool) -> torch.Tensor:
     if "shift_labels" in batch:
         return batch["shift_labels"]
-    return batch["labels"][..., 1:] if labels_are_shifted else batch["labels"]
+    return batch["labels"][..., 1:] if loss_shifts_labels else batch["labels"]

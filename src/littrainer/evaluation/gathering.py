@@ -15,7 +15,7 @@ import torch
 from littrainer.data.loaders import find_batch_size
 from littrainer.distributed.collectives import broadcast_object, pad_across_processes, raise_on_all_ranks
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
-from littrainer.evaluation.metrics import MetricContext, call_metric_function, check_metrics, explain_metric_errors
+from littrainer.evaluation.metrics import MetricContext, call_metric_function, convert_metrics, explain_metric_errors
 from littrainer.evaluation.prediction import ExactLossMean, compute_sample_mean
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics
@@ -31,7 +31,7 @@ from littrainer.runtime.nested_values import (
     truncate_nested,
 )
 
-# Bytes of waiting host batches from which they are written to the final array.
+# Batches on the host wait until they have this many bytes; then they are written to the final array.
 MIN_WRITE_BYTES = 1 << 20
 
 
@@ -39,9 +39,9 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: a list as long as the batch has an entry for each sample. Otherwise such a list has an entry for
-            each layer if each of its leaves is a scalar or has a row for each sample; the first batch of several
-            samples decides for all.
+        is_certain: whether each list as long as the batch is known to have an entry for each sample. If this is not
+            known, the entries are taken for layers if every leaf is a scalar or has a row for each sample, and for
+            samples otherwise; the first batch of several samples decides for all batches.
     """
 
     def __init__(self, is_certain: bool):
@@ -113,7 +113,7 @@ class BatchCollection:
                 continue
             if self._joined is None:
                 self._joined = map_nested(
-                    lambda leaf: HostRows(self.expected_rows) if isinstance(leaf, torch.Tensor) else _Pieces(),
+                    lambda leaf: HostArrayBuilder(self.expected_rows) if isinstance(leaf, torch.Tensor) else _Pieces(),
                     batch,
                     is_sample_list,
                 )
@@ -126,7 +126,7 @@ class BatchCollection:
         return None if self._joined is None else map_nested(lambda leaf: leaf.array(), self._joined)
 
 
-class HostRows:
+class HostArrayBuilder:
     """Host array of collected rows; second dimensions of unequal length are padded with -100.
 
     Parameters:
@@ -230,9 +230,9 @@ def _drop_unused_storage(leaf: Any) -> Any:
 
 
 def _write(collected: Any, batch: Any) -> None:
-    if isinstance(collected, HostRows) and not isinstance(batch, torch.Tensor):
+    if isinstance(collected, HostArrayBuilder) and not isinstance(batch, torch.Tensor):
         raise mixed_types_error([torch.Tensor, type(batch)])
-    if isinstance(collected, (HostRows, _Pieces)):
+    if isinstance(collected, (HostArrayBuilder, _Pieces)):
         collected.write(batch)
     elif type(collected) is not type(batch):
         raise mixed_types_error([type(collected), type(batch)])
@@ -286,7 +286,7 @@ def select_main_input(model: Any, include_for_metrics: Sequence[str], inputs: An
     return inputs[name]
 
 
-class CollectedOutputs:
+class OutputCollector:
     """Collected outputs of an evaluation, with metrics and mean loss.
 
     Parameters:
@@ -392,7 +392,7 @@ class CollectedOutputs:
             is_due = self.context.compute_metrics is not None and self.streaming is None and batch_metrics is None
             if is_due and outputs.has_predictions_and_labels:
                 metrics = call_metric_function(self.context, outputs.make_prediction(self.args.include_for_metrics))
-            metrics = check_metrics(self.context, metrics)
+            metrics = convert_metrics(self.context, metrics)
         # The best checkpoint and the schedule depend on metrics, and must not differ between processes.
         metrics = broadcast_object(metrics)
         if self.exact_loss is not None:
@@ -405,13 +405,13 @@ def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> 
 
 
 def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:
-    """Return outputs, read in `order`, in the dataset's order."""
+    """Sort outputs, which were read in `order`, back into the order of the dataset."""
 
     def sort_rows(rows: Any) -> Any:
         if np.ndim(rows) and len(rows) != len(order):
             raise ValueError(
                 f"max_tokens_per_batch reads samples by length, and outputs with {len(rows)} rows cannot be put in the "
-                f"order of {len(order)} samples. Return one row for each sample, or leave it out."
+                f"order of {len(order)} samples. Return one row for each sample, or do not set max_tokens_per_batch."
             )
         return rows[np.argsort(order)] if np.ndim(rows) else rows
 

@@ -18,7 +18,7 @@ from littrainer.data.stream_end import check_equal_lengths
 from littrainer.data.token_batches import find_length_groups
 from littrainer.data.workers import iterate_batches
 from littrainer.distributed.layout import data_parallel_size
-from littrainer.evaluation.gathering import BatchOutputs, CollectedOutputs, select_main_input
+from littrainer.evaluation.gathering import BatchOutputs, OutputCollector, select_main_input
 from littrainer.evaluation.metrics import call_metric_function
 from littrainer.evaluation.results import EvalLoopOutput
 from littrainer.evaluation.streaming import find_task_facts, make_streaming_metrics
@@ -27,13 +27,13 @@ from littrainer.strategies.full_state import reshard_gathered
 logger = logging.getLogger(__name__)
 
 
-class EvaluationLoop(CollectedOutputs):
+class EvaluationLoop(OutputCollector):
     """Loop of `evaluate()` and `predict()`: `begin`, `step` for each batch, and `finish`.
 
     Parameters:
         description: "Evaluation" or "Prediction"; a prediction keeps its outputs even with `batch_eval_metrics`, since
             `predict()` returns them.
-        has_custom_step: the Trainer's class or instance overrides `prediction_step`.
+        overrides_prediction_step: the Trainer's class or instance overrides `prediction_step`.
         shifts_labels: the loss compares each label with the prediction at the previous position.
         move_input: moves a batch's main input to the device.
     """
@@ -46,7 +46,7 @@ class EvaluationLoop(CollectedOutputs):
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None,
         metric_key_prefix: str,
-        has_custom_step: bool,
+        overrides_prediction_step: bool,
         shifts_labels: bool,
         move_input: Callable[[Any], Any],
     ):
@@ -57,7 +57,7 @@ class EvaluationLoop(CollectedOutputs):
         self.prediction_loss_only = prediction_loss_only
         self.ignore_keys = ignore_keys
         self.prefix = metric_key_prefix
-        self.has_custom_step = has_custom_step
+        self.overrides_prediction_step = overrides_prediction_step
         self.max_batches = get_batch_limit(trainer, "prediction" if self.is_prediction else "evaluation", dataloader)
         self.loss_shifts_labels, self.move_input = shifts_labels, move_input
         rows = get_length(get_full_dataset(dataloader)) if self.max_batches is None else None
@@ -86,8 +86,8 @@ class EvaluationLoop(CollectedOutputs):
         logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
         logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
-            # A script may return probabilities, whose sigmoid is at least 0.5 for every label.
-            has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.has_custom_step
+            # A script's own functions may return probabilities; a second sigmoid would make each of them at least 0.5.
+            has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.overrides_prediction_step
             self.streaming.begin(
                 trainer.args.device,
                 lambda: find_task_facts(trainer.model, self.loss_shifts_labels, has_raw_scores, generates),
@@ -127,7 +127,8 @@ class EvaluationLoop(CollectedOutputs):
             )
             inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
             inputs = None if inputs is None else self.move_input(inputs)
-            # As in transformers, the loss is repeated for a full batch; `gather_for_metrics` shortens the last batch.
+            # The loss is repeated for each sample of a full batch, as in transformers; `gather_for_metrics` shortens
+            # the last batch. Batches grouped by length differ in size, so their own number of samples counts.
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
             outputs = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
             is_kept = self.streaming is None or self.is_prediction

@@ -42,12 +42,12 @@ def explain_metric_errors(
             predictions, labels = map(describe, inputs)
             note += f" It was given predictions {predictions}, labels {labels}."
         if context.is_in_train and context.args.save_strategy != SaveStrategy.NO:
-            note += " Once it is mended, train(resume_from_checkpoint=True) goes on from a checkpoint written before."
+            note += " After fixing it, train(resume_from_checkpoint=True) continues from the last checkpoint, if any."
         add_note(error, note)
         raise
 
 
-def check_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
+def convert_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
     """Return metrics as Python numbers; raise a TypeError for other results."""
     function = _name_function(context.compute_metrics)
     step = _describe_step(context)
@@ -70,7 +70,7 @@ def check_metrics(context: MetricContext, metrics: Any) -> dict[str, Any]:
             except (TypeError, ValueError):
                 raise TypeError(
                     f"{function} returned {name!r}: {_shorten(value)} {step}, and the checkpoints of this training "
-                    "hold metrics as JSON. Return a number; an array of them as a list (.tolist())."
+                    "hold metrics as JSON. Return a number, or convert an array to a list of numbers (.tolist())."
                 ) from None
     return plain
 

@@ -30,7 +30,7 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     "positive_class_scores": lambda predictions, labels: _drop_ignored(
         _compute_probabilities(predictions)[..., 1], labels
     ),
-    # Most likely next token, and next token.
+    # Most likely next token, and true next token.
     "language_model": lambda predictions, labels: _drop_ignored(_argmax(predictions, labels)[:, :-1], labels[:, 1:]),
     # Scores of all tokens `(1, N, vocabulary)`, and next token `(1, N)`.
     "language_model_scores": lambda predictions, labels: tuple(
@@ -53,13 +53,13 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
 
 MULTI_LABEL = "multi_label_classification"
 
-# Error of half precision in the sum of a sample's probabilities.
+# Tolerance for the sum of a sample's probabilities, which half precision rounds.
 MAX_SUM_ERROR = 1e-2
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """Facts about a model's task that shapes of predictions and labels do not show.
+    """Facts about a model's task that cannot be read from the shapes of predictions and labels.
 
     Parameters:
         is_causal_lm: labels belong to the previous position; None if unknown.
@@ -165,7 +165,8 @@ def _drop_ignored(predictions: torch.Tensor, labels: torch.Tensor) -> tuple[torc
 
 
 def _compute_probabilities(predictions: torch.Tensor) -> torch.Tensor:
-    # torchmetrics converts to probabilities only batches with scores outside [0, 1], which would mix both kinds.
+    # torchmetrics converts only batches with a score outside [0, 1] to probabilities, so that the raw scores of other
+    # batches would be taken for probabilities.
     scores = _to_float32(predictions)
     are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < MAX_SUM_ERROR).all()
     return torch.where(are_probabilities, scores, scores.softmax(dim=-1))
@@ -188,8 +189,8 @@ def _has_two_parameters(function: Callable[..., Any]) -> bool:
 
 def _make_unknown_error(prediction: EvalPrediction, reason: str) -> ValueError:
     return ValueError(
-        "It is not known how predictions and labels go into the metrics of compute_metrics: "
-        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Say it: "
+        "No conversion of predictions and labels for the metrics of compute_metrics could be chosen: "
+        f"predictions {describe(prediction.predictions)}, labels {describe(prediction.label_ids)}; {reason}. Choose: "
         f"StreamingMetrics(metric, inputs=...) with one of {', '.join(map(repr, CONVERSIONS))}, or a function of "
         "predictions and labels that returns what update takes."
     )
@@ -205,11 +206,20 @@ class StreamingMetrics:
             `"language_model_scores"`, `"multi_label"`, `"multi_label_logits"`, `"binary_logits"`, `"regression"`,
             `"unchanged"`), or a function of predictions and labels that returns a tuple, a dict of keywords, or None to
             exclude the batch; a function with a single parameter gets an `EvalPrediction`. The default depends on
-            shapes, dtypes, model and metric; a metric with an `update` of the script gets both unchanged.
+            shapes, dtypes, model and metric; a metric whose `update` is the script's own gets predictions and labels
+            unchanged.
 
     Raises:
         TypeError: a value is no metric.
         ValueError: there is no conversion of that name, or no metric.
+
+    Examples:
+        >>> from littrainer import StreamingMetrics, Trainer
+        >>> from torchmetrics.classification import MulticlassAccuracy
+        >>> metrics = StreamingMetrics(MulticlassAccuracy(num_classes=3))
+        >>> trainer = Trainer(model, eval_dataset=eval_dataset, compute_metrics=metrics)
+        >>> "eval_multiclass_accuracy" in trainer.evaluate()
+        True
     """
 
     def __init__(self, metric: Any, inputs: str | Callable[..., Any] | None = None):
@@ -230,7 +240,7 @@ class StreamingMetrics:
 
         Parameters:
             device: device of the metrics' states.
-            read_facts: called with the first batch, since the first forward pass may set the model's problem type.
+            read_facts: returns the facts; called after the first forward pass, which may set the model's problem type.
         """
         self._guess = None
         self.batches = 0
@@ -253,7 +263,7 @@ class StreamingMetrics:
         Raises:
             ValueError: no conversion fits, or a metric rejects the batch.
         """
-        # Counted without rows as well: `compute` is a collective call, and a process may have no rows.
+        # Batches without rows count too: a process without any rows has to take part in `compute`, a collective call.
         self.batches += 1
         if _has_rows(prediction.label_ids):
             for name, entry in self._entries.items():
@@ -272,7 +282,7 @@ class StreamingMetrics:
         self._read_facts = TaskFacts
         results: dict[str, Any] = {}
         for name, entry in self._entries.items():
-            results.update(_flatten(entry.has_full_names, name, entry.metric.compute(), type(entry.metric).__name__))
+            results.update(_flatten(entry.omits_prefix, name, entry.metric.compute(), type(entry.metric).__name__))
         return results
 
     def _update(self, name: str, entry: _Entry, prediction: EvalPrediction) -> None:
@@ -301,12 +311,12 @@ class _Entry(NamedTuple):
     """Metric or collection with its conversion.
 
     Parameters:
-        has_full_names: keys of a computed dict are full names.
+        omits_prefix: the keys of a computed dict are complete names, to which the entry's name is not prepended.
     """
 
     metric: Any
     inputs: str | Callable[..., Any] | None
-    has_full_names: bool
+    omits_prefix: bool
 
 
 def make_streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
@@ -336,10 +346,10 @@ def _iterate_entries(metric: Any, inputs: Any) -> Iterator[tuple[str, _Entry]]:
             override = value.inputs if isinstance(value, StreamingMetrics) else None
             value = value.metric if isinstance(value, StreamingMetrics) else value
             _check_is_metric(f"compute_metrics[{name!r}]", value)
-            yield str(name), _Entry(value, inputs if override is None else override, has_full_names=False)
+            yield str(name), _Entry(value, inputs if override is None else override, omits_prefix=False)
     else:
         _check_is_metric("compute_metrics", metric)
-        yield _snake_case(type(metric).__name__), _Entry(metric, inputs, has_full_names=True)
+        yield _snake_case(type(metric).__name__), _Entry(metric, inputs, omits_prefix=True)
 
 
 def _check_is_metric(argument: str, metric: Any) -> None:
@@ -360,10 +370,10 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def _flatten(has_full_names: bool, name: str, value: Any, metric: str) -> Iterator[tuple[str, Any]]:
+def _flatten(omits_prefix: bool, name: str, value: Any, metric: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _flatten(False, str(key) if has_full_names else f"{name}_{key}", entry, metric)
+            yield from _flatten(False, str(key) if omits_prefix else f"{name}_{key}", entry, metric)
         return
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
@@ -384,7 +394,7 @@ def _describe_mismatch(
     source = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if entry.inputs is None:
         source += " (chosen by their shapes and the model)"
-    result = "failed" if arguments is None else f"made of them what update was called with: {describe(arguments)}"
+    result = "failed" if arguments is None else f"converted them to the arguments of update: {describe(arguments)}"
     names = [repr(name) for name in CONVERSIONS if name != conversion]
     return (
         f"The metric {name!r} ({type(entry.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "

@@ -29,7 +29,7 @@ from littrainer.keras.model import (
     count_instances,
     run_keras_model,
 )
-from littrainer.loop.loss import should_average_over_processes
+from littrainer.loop.loss import should_sum_over_processes
 from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class KerasTrainer(Trainer):
         if not batch_samples or batch_samples[0].get(LABELS) is None:
             return None
         number = torch.stack([count_instances(batch[LABELS]) for batch in batch_samples]).sum().to(device)
-        return (reduce_across_processes(number) if should_average_over_processes(self) else number) / 1
+        return (reduce_across_processes(number) if should_sum_over_processes(self) else number) / 1
 
     @contextlib.contextmanager
     def _prepare_owner_step(self, model: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:

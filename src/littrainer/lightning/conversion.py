@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.atomic_write import delete_folder, staged_folder
+from littrainer.checkpoint.atomic_write import delete_folder, write_folder_atomically
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
@@ -31,7 +31,7 @@ from littrainer.checkpoint.lightning_format import DATA_VERSION, LOSS_SCALING, M
 from littrainer.checkpoint.run_record import write_arguments
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import match_to_model, read_weights, refuse_mismatched_weights, write_weights
-from littrainer.checkpoint.writer import StagedCheckpoint
+from littrainer.checkpoint.writer import CheckpointWriter
 from littrainer.data.resume.position import DataPosition
 from littrainer.data.resume.rng import decode_rng_states, get_rng_states, set_rng_states
 from littrainer.distributed.collectives import raise_on_all_ranks
@@ -77,6 +77,11 @@ def checkpoint_to_lightning(
         FileNotFoundError: the folder does not exist.
         ValueError: the checkpoint is damaged.
         RuntimeError: the weights are another model's.
+
+    Examples:
+        >>> from littrainer import checkpoint_to_lightning
+        >>> checkpoint_to_lightning(checkpoint, "first.ckpt", model=model).name
+        'first.ckpt'
     """
     # Keeps Lightning's import out of a Trainer.
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
@@ -133,6 +138,11 @@ def checkpoint_from_lightning(
         FileExistsError: the folder exists.
         ValueError: the file is no checkpoint of a `TransformersModule`, or has nothing but the model.
         RuntimeError: the weights are another model's.
+
+    Examples:
+        >>> from littrainer import checkpoint_from_lightning, checkpoint_to_lightning
+        >>> file = checkpoint_to_lightning(checkpoint, "first.ckpt", model=model)
+        >>> folder = checkpoint_from_lightning(file, "converted/checkpoint-2", model=model)
     """
     from littrainer.lightning.model_source import init_kwargs_in_checkpoint
     from littrainer.lightning.module import TransformersModule
@@ -235,11 +245,11 @@ class LightningCheckpoint:
         weights, differences = match_to_model(model, self._model_weights())
         refuse_mismatched_weights(model, self.path, differences, to_resume=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with staged_folder(folder) as staged:
-            write_weights(model, staged, weights)
-            write_arguments(args, staged / TRAINING_ARGS_NAME)
-            StagedCheckpoint(staged).write_objects(files)
-            (staged / TRAINER_STATE_NAME).write_text(state.to_json(), "utf-8")
+        with write_folder_atomically(folder) as temporary:
+            write_weights(model, temporary, weights)
+            write_arguments(args, temporary / TRAINING_ARGS_NAME)
+            CheckpointWriter(temporary).write_objects(files)
+            (temporary / TRAINER_STATE_NAME).write_text(state.to_json(), "utf-8")
 
     def _model_weights(self) -> dict[str, Any]:
         weights = self.content["state_dict"]

@@ -77,6 +77,12 @@ class TrainerDataModule(pl.LightningDataModule):
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments.
+
+    Examples:
+        >>> from littrainer import TrainerDataModule
+        >>> data = TrainerDataModule(train_dataset, args={"per_device_train_batch_size": 4}, model=model)
+        >>> len(data.train_dataloader())
+        2
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from littrainer.data.loaders import PrefetchLoader, find_batch_size, get_full_da
 from littrainer.data.sharding import get_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.collectives import gather_across_processes
-from littrainer.evaluation.gathering import BatchOutputs, CollectedOutputs, select_main_input
+from littrainer.evaluation.gathering import BatchOutputs, OutputCollector, select_main_input
 from littrainer.evaluation.streaming import StreamingMetrics, find_task_facts
 from littrainer.lightning.arguments import ArgumentsUnderLightning
 from littrainer.lightning.preparation import get_model_inputs
@@ -115,7 +115,7 @@ class Evaluations:
             self._finished.append((index, {name + loader.suffix: value for name, value in named.items()}))
 
 
-class LoaderEvaluation(CollectedOutputs):
+class LoaderEvaluation(OutputCollector):
     """The collected outputs of a loader's batches, in all processes."""
 
     def __init__(self, module: Any, loader: Any, prefix: str, suffix: str, streaming: StreamingMetrics | None):

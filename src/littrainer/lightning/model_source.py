@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.checkpoint.atomic_write import staged_folder
+from littrainer.checkpoint.atomic_write import write_folder_atomically
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.lightning_format import MODULE_METADATA_KEY, MODULE_METADATA_VERSION
 from littrainer.checkpoint.safe_loading import load_tensors
@@ -209,7 +209,7 @@ def export_model(
     with raise_on_all_ranks(f"writing {folder}"):
         if rank == 0:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with staged_folder(folder) as staged:
-                write_weights(model, staged, weights, max_shard_size)
+            with write_folder_atomically(folder) as temporary:
+                write_weights(model, temporary, weights, max_shard_size)
                 if processing_class is not None:
-                    processing_class.save_pretrained(staged)
+                    processing_class.save_pretrained(temporary)

@@ -48,7 +48,7 @@ from littrainer.lightning.preparation import (
     shard_model,
 )
 from littrainer.lightning_adapter.lightning_internals import peek_batches
-from littrainer.lightning_adapter.module import DeferredClosureModule
+from littrainer.lightning_adapter.module import ClosureFirstModule
 from littrainer.loop import loss as losses
 from littrainer.loop.loss_normalization import EXACT, detect_loss_reduction
 from littrainer.loop.model_preparation import (
@@ -63,7 +63,7 @@ from littrainer.optim.schedules import is_metric_driven
 from littrainer.optim.stepping import clip_gradient_norm, has_fused_backward, step_with_closure
 
 
-class TransformersModule(DeferredClosureModule):
+class TransformersModule(ClosureFirstModule):
     """A model in a `lightning.Trainer`, with a Trainer's optimizer, schedule, loss over a window, metrics and folders.
 
     Parameters:
@@ -86,6 +86,16 @@ class TransformersModule(DeferredClosureModule):
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments; or there is no model.
+
+    Examples:
+        >>> import lightning
+        >>> from littrainer import TrainerDataModule, TransformersModule
+        >>> module = TransformersModule(model, {"learning_rate": 1e-3, "per_device_train_batch_size": 4})
+        >>> data = TrainerDataModule(train_dataset, eval_dataset)
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = lightning.Trainer(max_steps=2, **quiet)
+        >>> trainer.fit(module, datamodule=data)
+        >>> module.export_pretrained("runs/first/model")
     """
 
     def __init__(

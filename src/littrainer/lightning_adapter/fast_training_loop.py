@@ -25,7 +25,7 @@ from littrainer.runtime.interruptions import UserStopIteration
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
-# Releases whose loop tests/lightning_adapter compares with this loop.
+# Releases of Lightning: the tests in tests/lightning_adapter compare the loop of each with this loop.
 SUPPORTED_RELEASES = frozenset(
     {
         *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
@@ -59,8 +59,8 @@ MODULE_HOOKS = (
 class FastEpochLoop(_TrainingEpochLoop):
     """A loop that decides for each epoch whether it can be fast.
 
-    Later changes of callbacks, `max_steps` and `should_stop` take effect at once, methods set on the module at the next
-    micro-batch.
+    Changes of callbacks, `max_steps` and `should_stop` during an epoch take effect at once. Methods that a script sets
+    on the module take effect at the next micro-batch.
     """
 
     _is_fast = False
@@ -230,7 +230,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             scaling.unscale(optimizer)
         self._notify("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
-        module.step.update(module.step_optimizer, module.step_unmanaged_scheduler)
+        module.step.update(module.step_optimizer, module.step_custom_scheduler)
         progress.total.completed += 1
         progress.current.completed += 1
         return outputs

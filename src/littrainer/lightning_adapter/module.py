@@ -61,7 +61,7 @@ def convert_stop_iteration(hook: Hook) -> Hook:
     return wrapper  # type: ignore[return-value]
 
 
-class DeferredClosureModule(pl.LightningModule):
+class ClosureFirstModule(pl.LightningModule):
     """A LightningModule that runs Lightning's closure (forward and backward) before the optimizer's step."""
 
     model: Any
@@ -86,7 +86,7 @@ class DeferredClosureModule(pl.LightningModule):
             scheduler.step()
 
 
-class TrainerModule(DeferredClosureModule):
+class TrainerModule(ClosureFirstModule):
     """A module that calls the overridable methods of a Trainer in each step.
 
     Parameters:
@@ -105,7 +105,7 @@ class TrainerModule(DeferredClosureModule):
         self._optimizer: Any = None
         self._updates_during_backward = False
         self._schedule: Any = None
-        self._is_scheduler_managed = False
+        self._lightning_steps_scheduler = False
         self.scaling: GradScalerMixin | None = None
         self.micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
@@ -151,9 +151,9 @@ class TrainerModule(DeferredClosureModule):
         plugin = self.trainer.precision_plugin
         is_scaling = isinstance(plugin, GradScalerMixin) and plugin.scaler is not None
         self.scaling = plugin if is_scaling else None  # type: ignore[assignment]
-        # Lightning steps torch's schedules, this module others, and the Trainer metric-driven schedules.
-        self._is_scheduler_managed = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
-        if not self._is_scheduler_managed:
+        # Lightning steps torch's schedules, this module steps others, and the Trainer steps metric-driven schedules.
+        self._lightning_steps_scheduler = isinstance(schedule, LRScheduler) and not is_metric_driven(schedule)
+        if not self._lightning_steps_scheduler:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -227,9 +227,9 @@ class TrainerModule(DeferredClosureModule):
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """Set `accumulate_grad_batches` again, now that Lightning has divided the loss."""
         if self.micro_batch is not None:
-            self.set_window(self.micro_batch)
+            self.set_micro_batch(self.micro_batch)
 
-    def set_window(self, micro_batch: MicroBatch) -> None:
+    def set_micro_batch(self, micro_batch: MicroBatch) -> None:
         # Faster than torch's `__setattr__`.
         self.__dict__["micro_batch"] = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.is_last_of_step else DO_NOT_STEP
@@ -241,7 +241,7 @@ class TrainerModule(DeferredClosureModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.step.clip()
+        self.step.before_optimizer_step()
 
     @convert_stop_iteration
     def optimizer_step(
@@ -254,7 +254,7 @@ class TrainerModule(DeferredClosureModule):
         self.sync_optimizer()
         super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)
         self.step.after_optimizer_step()
-        self.step_unmanaged_scheduler()
+        self.step_custom_scheduler()
 
     def step_optimizer(self, *_: Any) -> None:
         """Step the optimizer after clipping; weights change only here, or in a fused backward pass."""
@@ -276,7 +276,7 @@ class TrainerModule(DeferredClosureModule):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: the Trainer clears gradients after its callbacks."""
 
-    lr_scheduler_step = convert_stop_iteration(DeferredClosureModule.lr_scheduler_step)
+    lr_scheduler_step = convert_stop_iteration(ClosureFirstModule.lr_scheduler_step)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -295,11 +295,11 @@ class TrainerModule(DeferredClosureModule):
             for config in self.trainer.lr_scheduler_configs:
                 if config.interval == interval:
                     self.lr_scheduler_step(config.scheduler, None)
-        self.step_unmanaged_scheduler()
+        self.step_custom_scheduler()
 
-    def step_unmanaged_scheduler(self) -> None:
+    def step_custom_scheduler(self) -> None:
         self._sync_scheduler()
-        if not self._is_scheduler_managed:
+        if not self._lightning_steps_scheduler:
             self.lr_scheduler_step(self._schedule, None)
 
     @property
@@ -346,8 +346,8 @@ class BeforeUserCallbacks(_Events):
     """The first callback: it restores states, and begins epochs and micro-batches."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        # Callbacks such as ThroughputMonitor read `enable_validation` in `setup`; during fit it is False, since the
-        # Trainer evaluates.
+        # Callbacks such as ThroughputMonitor read `enable_validation` in `setup`, so it is True here. `on_fit_start`
+        # sets it to False, since the Trainer evaluates during fit.
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
     @convert_stop_iteration
@@ -357,10 +357,13 @@ class BeforeUserCallbacks(_Events):
 
     @convert_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.run.restore()
+        self.run.load_optimizer_and_schedule()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy the weights into averages that no step has updated yet, before callbacks swap the averages in."""
+        """Copy the model's weights into averages of weights that no step has updated yet.
+
+        Callbacks that average weights put the averages into the model afterwards.
+        """
         sync_unstarted_average(trainer, pl_module)
 
     on_train_end = on_validation_start
@@ -376,7 +379,7 @@ class BeforeUserCallbacks(_Events):
             if skipped:
                 # Lightning's count includes the micro-batches that were trained before the resume.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(skipped)
-        pl_module.set_window(batch)
+        pl_module.set_micro_batch(batch)
         self.run.step.begin_micro_batch(batch)
 
 
@@ -387,7 +390,7 @@ class AfterUserCallbacks(_Events):
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take over a stop request that a checkpoint restored, with which Lightning would not begin."""
+        """Take over a stop request that a checkpoint restored, since Lightning would not begin to train with it."""
         self._note_stop(trainer, is_due=False)
 
     @convert_stop_iteration
@@ -402,7 +405,7 @@ class AfterUserCallbacks(_Events):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         pl_module.sync_replaced_optimizer_and_scheduler()
         if get_user_callbacks(trainer):
-            self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
+            self.run.update_replaced_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
 
     @convert_stop_iteration
     def on_train_batch_end(

@@ -24,12 +24,12 @@ REQUEST_FILES = {"SAVE": "saves", "STOP": "saves and stops"}
 
 
 class Clock(StepPolicy):
-    """Flags of the control by `save_minutes`, `eval_minutes`, `max_minutes` and the files SAVE and STOP.
+    """Policy that sets control flags by `save_minutes`, `eval_minutes`, `max_minutes` and the files SAVE and STOP.
 
     Parameters:
         run_dir: folder of the files, which are deleted when they take effect.
-        ignores_present_files: delete files of an earlier training without effect.
-        flags: synchronizes the flags; None with one process.
+        ignores_present_files: delete files that are there already and ignore them, since an earlier training left them.
+        flags: exchange of control flags between processes; None with a single process.
 
     Attributes:
         ended_training: whether `max_minutes` has ended the training.
@@ -61,7 +61,8 @@ class Clock(StepPolicy):
             setattr(control, flag, getattr(control, flag) or now >= due)
         if now >= self._end and not self.ended_training:
             self.ended_training = control.should_training_stop = True
-            # As at max_steps; epoch strategies act at the end of the epoch.
+            # The last step saves and evaluates as the step `max_steps` does; an evaluation by epoch runs when the epoch
+            # ends.
             control.should_save = control.should_save or self._args.save_strategy != SaveStrategy.NO
             control.should_evaluate = control.should_evaluate or self._args.eval_strategy == IntervalStrategy.STEPS
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
-from littrainer.checkpoint.retention import get_newest_finite, sort_checkpoints
+from littrainer.checkpoint.retention import get_last_resumable, sort_checkpoints
 from littrainer.checkpoint.verification import find_last_intact
 from littrainer.checkpoint.weights import find_nonfinite_weights
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Gradient norms for the median that defines a spike, and their least number.
+# A gradient norm far above the median of the last MAX_NORMS norms is a spike, if there are at least MIN_NORMS.
 MAX_NORMS = 100
 MIN_NORMS = 20
 MAX_ROLLBACKS_PER_STEP = 10
-# Numbers on the device, half a kilobyte each on a GPU.
+# Limit of unread numbers on the device, since each takes half a kilobyte of GPU memory.
 MAX_UNREAD = 16_384
 LABELS, LOSS, NORM = "labels", "loss", "norm"
-# `Fault.first` of a spike, with finite numbers only.
+# Value of `Fault.first` for a spike, in which all numbers are finite.
 SPIKE = "nothing"
 
 
@@ -51,7 +51,7 @@ class Fault(NamedTuple):
         epoch, micro_batch: epoch and number of its first micro-batch, from 0.
         loss: first non-finite loss of a micro-batch, else the sum of all.
         rows: indices of the rows in the dataset.
-        first: name of the first non-finite value.
+        first: description of the value that was non-finite first, or SPIKE.
     """
 
     step: int
@@ -65,7 +65,7 @@ class Fault(NamedTuple):
 
 
 class UnhealthyTrainingError(RuntimeError):
-    """An error that ends a training with non-finite numbers or a gradient spike.
+    """An error that ends a training because of non-finite numbers or a gradient spike.
 
     Parameters:
         message: description of the fault and of the way to resume.
@@ -93,12 +93,12 @@ class _Reading(NamedTuple):
     epoch: int
     micro_batch: int
     value: float
-    # Median norm that a spike exceeds; None if the value is no spike.
-    usual: float | None = None
+    # For a spike, the median of the norms before; None for all other values.
+    exceeded_median: float | None = None
 
     @property
     def is_bad(self) -> bool:
-        return self.usual is not None or not math.isfinite(self.value)
+        return self.exceeded_median is not None or not math.isfinite(self.value)
 
     @property
     def is_bad_loss(self) -> bool:
@@ -106,7 +106,9 @@ class _Reading(NamedTuple):
 
 
 class HealthGuard(StepPolicy):
-    """Checks of a training's numbers, which warn or end the training by `on_nonfinite` and `spike_factor`.
+    """Policy that looks for non-finite losses, gradient norms and weights, and for spikes of the gradient norm.
+
+    `on_nonfinite` decides whether such a fault warns or ends the training; `spike_factor` defines a spike.
 
     Numbers are read in a single transfer at logs and saves, to avoid device syncs.
 
@@ -119,8 +121,8 @@ class HealthGuard(StepPolicy):
 
     _windows = weak_property("_windows_reference")
 
-    def __init__(self, policy: str = "warn", spike_factor: float | None = None):
-        self.policy, self.spike_factor = policy, spike_factor
+    def __init__(self, on_nonfinite: str = "warn", spike_factor: float | None = None):
+        self.on_nonfinite, self.spike_factor = on_nonfinite, spike_factor
         self.skipped_windows: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=MAX_NORMS)
         self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
@@ -163,7 +165,7 @@ class HealthGuard(StepPolicy):
     def check(self, is_save_due: bool = False, is_end: bool = False) -> None:
         """Read the unread numbers and report non-finite numbers and spikes.
 
-        Weights are checked too at the end, and before a save under "stop".
+        Weights are checked too at the end of training and, if `on_nonfinite` is "stop", before each save.
 
         Raises:
             UnhealthyTrainingError: a number is non-finite or a spike, and `on_nonfinite` is "stop".
@@ -175,29 +177,30 @@ class HealthGuard(StepPolicy):
             self._warn(
                 f"{self._unlabelled_steps} of {self._counted_steps} optimizer steps so far "
                 f"({self._unlabelled_steps / self._counted_steps:.1%}) have no label that counts: all are "
-                f"{IGNORED_LABEL}. Their loss is divided by 0. Leave such samples out of the data, or cut them off "
-                "less early."
+                f"{IGNORED_LABEL}. Their loss is divided by 0. Leave such samples out of the data, or truncate them at "
+                "a greater length."
             )
-        stops = self.policy == "stop"
+        stops = self.on_nonfinite == "stop"
         checks_weights = is_end or (is_save_due and stops)
         are_finite = all(map(math.isfinite, [reading.value for reading in readings]))
-        has_bad = not are_finite or bool({reading.usual for reading in readings} - {None})
+        has_bad = not are_finite or bool({reading.exceeded_median for reading in readings} - {None})
         if not (stops or checks_weights or has_bad):
             self._has_warned = False
             return
         norms = [reading for reading in readings if reading.kind == NORM]
         bad = [norm for norm in norms if norm.is_bad]
-        # Norms are the same in all processes, losses differ.
-        is_common = bool(bad) or stops
+        # Norms are the same in all processes, so all get here because of a bad norm and can gather their faults. A bad
+        # loss may be in a single process, which must not wait for the others.
+        can_gather = bool(bad) or stops
         if self._has_loss_scaling and not MIN_NORMS <= len(bad) == len(norms):
             bad = [norm for norm in bad if math.isfinite(norm.value)]
         steps = [norm.step for norm in bad] + [reading.step for reading in readings if reading.is_bad_loss]
         fault = self._make_fault([reading for reading in readings if reading.step == min(steps)]) if steps else None
-        fault = _select_first(all_gather_object(fault)) if is_common else fault
+        fault = _select_first(all_gather_object(fault)) if can_gather else fault
         is_of_weights = fault is None and checks_weights and not self._has_warned
         if is_of_weights:
             fault = self._make_weight_fault(readings)
-            # A collective under "stop" only, since a process that has warned does not take part.
+            # Only "stop" gathers: otherwise a process that has warned already is not here, and the others would wait.
             fault = _select_first(all_gather_object(fault)) if stops else fault
         if fault is None:
             self._has_warned = False
@@ -206,13 +209,13 @@ class HealthGuard(StepPolicy):
         elif not self._has_warned:
             # With damaged weights each following interval would warn again.
             self._has_warned = fault.first != SPIKE
-            self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (is_common or is_of_weights))
+            self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (can_gather or is_of_weights))
 
     def _pop_readings(self) -> list[_Reading]:
         unread, self.unread = [number for number in self.unread if number[2] is not None], []
         if not unread:
             return []
-        values = self.values.items([value for _, _, value in unread])
+        values = self.values.to_list([value for _, _, value in unread])
         readings = [_Reading(kind, *position, value) for (kind, position, _), value in zip(unread, values, strict=True)]
         labels = [reading.value for reading in readings if reading.kind == LABELS]
         self._counted_steps += len(labels)
@@ -220,13 +223,14 @@ class HealthGuard(StepPolicy):
         return readings if self.spike_factor is None else [self._detect_spike(reading) for reading in readings]
 
     def _detect_spike(self, reading: _Reading) -> _Reading:
-        """Add the median that a spike exceeds to its reading."""
+        """Return the reading; if it is a spike, with the median of the norms before."""
         if self.spike_factor is None or reading.kind != NORM or not math.isfinite(reading.value):
             return reading
-        usual = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
+        median = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
         # Spikes too, so that permanently larger gradients become usual.
         self.recent_norms.append(reading.value)
-        return reading._replace(usual=usual) if reading.value > self.spike_factor * usual else reading
+        is_spike = reading.value > self.spike_factor * median
+        return reading._replace(exceeded_median=median) if is_spike else reading
 
     def _warn(self, text: str, on_all_ranks: bool = False) -> None:
         if on_all_ranks or get_rank() == 0:
@@ -242,25 +246,26 @@ class HealthGuard(StepPolicy):
         batch_rows = [self._windows.find_rows(epoch, number) for number in micro_batches]
         rows = None if None in batch_rows else [row for indices in batch_rows for row in indices or ()]
         bad_weights = listed(find_nonfinite_weights(self._model))
-        if norm is not None and norm.usual is not None and not bad:
+        if norm is not None and norm.exceeded_median is not None and not bad:
             first = SPIKE
             text = f"the gradient norm is {norm.value:.4g}, above spike_factor={self.spike_factor:g} times the median "
-            text += f"of those before, {norm.usual:.4g}."
+            text += f"of those before, {norm.exceeded_median:.4g}."
         else:
             first = self._find_nonfinite_data(readings, rows)
             if not first and weights_are_unchanged and bad_weights:
                 first = f"the weights ({bad_weights})"
-            # Later nan weights may have been nan in this step.
+            # Weights that are nan by now may have been nan in this step already.
             suspects = ("the loss", "the data" * (rows is None), "the weights" * bool(bad_weights))
             first = first or (" or ".join(filter(None, suspects)) if bad else "the gradients")
             norm_text = "" if norm is None else f" and the gradient norm {norm.value:.4g}"
-            text = f"the loss is {math.nan if loss is None else loss:.4g}{norm_text}. Not finite first: {first}."
+            text = f"the loss is {math.nan if loss is None else loss:.4g}{norm_text}. First non-finite value: {first}."
         if rows is not None:
             text += f" The rows of {'this batch' if bad else 'its batches'} are {listed(rows)} of the train_dataset."
         elif micro_batches:
-            text += f" It is micro-batch {micro_batches[0] + 1} of epoch {epoch + 1}."
+            text += " The fault is in" if bad else " The step begins with"
+            text += f" micro-batch {micro_batches[0] + 1} of epoch {epoch + 1}."
         if get_world_size() > 1 and bad:
-            text += f" Process {get_rank()} has it."
+            text += f" Process {get_rank()} computed this loss."
         if bad_weights and not weights_are_unchanged:
             text += f" By now these weights are not finite: {bad_weights}."
         return Fault(step, epoch, micro_batch, loss, norm and norm.value, rows, first, f"Optimizer step {step}: {text}")
@@ -293,7 +298,7 @@ class HealthGuard(StepPolicy):
         checkpoint = self.find_healthy_checkpoint()
         if checkpoint is None:
             return "There is no healthy checkpoint."
-        hint = "" if self.policy == "rollback" else ' (set on_nonfinite="rollback" to leave this batch out)'
+        hint = "" if self.on_nonfinite == "rollback" else ' (set on_nonfinite="rollback" to leave this batch out)'
         return f"The last healthy checkpoint is {checkpoint}. To resume{hint}: {resume_command(str(checkpoint))}"
 
     def _make_error(self, fault: Fault, action: str) -> UnhealthyTrainingError:
@@ -304,7 +309,7 @@ class HealthGuard(StepPolicy):
         """Return the newest checkpoint of this training without known non-finite weights."""
         checkpoints = _list_checkpoints(self._run_dir).items()
         current = [path for path, identity in checkpoints if identity not in self._earlier_checkpoints]
-        newest = get_newest_finite([*self._resumed_from, *current])
+        newest = get_last_resumable([*self._resumed_from, *current])
         return None if newest is None else Path(newest)
 
 
@@ -331,10 +336,10 @@ class SkippingHealthGuard(HealthGuard):
             return False
         restore_buffers(self._buffers)
         fault = _select_first(all_gather_object(self._make_fault(readings, weights_are_unchanged=True)))
-        if self.policy == "rollback":
+        if self.on_nonfinite == "rollback":
             raise RollbackRequested(fault)
         if fault.first.startswith("the weights"):
-            raise self._make_error(fault, "Leaving out steps does not help then, so the training ends.")
+            raise self._make_error(fault, "Leaving out steps does not repair weights, so the training ends.")
         self._warn(f"on_nonfinite='skip' leaves out this optimizer step. {fault.text}")
         return True
 
@@ -342,12 +347,13 @@ class SkippingHealthGuard(HealthGuard):
         """Skip the window of a fault from now on, and return the folder of the checkpoint to continue from.
 
         Raises:
-            UnhealthyTrainingError: there is no checkpoint or step, or earlier rollbacks at this step did not help.
+            UnhealthyTrainingError: there is no checkpoint, no step remains, or MAX_ROLLBACKS_PER_STEP rollbacks at this
+                step did not help.
         """
         checkpoints = _list_checkpoints(self._run_dir).items()
         ignored = [Path(path).name for path, identity in checkpoints if identity in self._earlier_checkpoints]
         folder = (
-            None if get_rank() else find_last_intact(self._run_dir, ignored) or get_newest_finite(self._resumed_from)
+            None if get_rank() else find_last_intact(self._run_dir, ignored) or get_last_resumable(self._resumed_from)
         )
         folder = broadcast_object(folder)
         if folder is None:

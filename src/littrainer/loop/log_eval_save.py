@@ -42,12 +42,12 @@ def collect_logs(
     Parameters:
         running_sum: sum of the losses since the last log; set to 0 in place.
     """
-    total = loss.values.item(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
+    total = loss.values.to_float(running_sum) if get_world_size() == 1 else mean_over_processes(running_sum)
     # Not zero_(): a running loss that is nan stays nan, as in transformers.
     running_sum -= running_sum.clone()
     logs: dict[str, float] = {"loss": total / (step - loss.step_of_last_log)}
     if grad_norm is not None:
-        logs["grad_norm"] = loss.values.item(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
+        logs["grad_norm"] = loss.values.to_float(grad_norm) if isinstance(grad_norm, torch.Tensor) else grad_norm
     logs["learning_rate"] = learning_rate
     loss.before_last_log += total
     loss.step_of_last_log = step
@@ -68,7 +68,7 @@ def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
 
 
 def evaluate_in_training(args: TrainingArguments, step: int, evaluate: Callable[[], Metrics]) -> Metrics:
-    """Evaluate, with an out-of-memory error that `auto_find_batch_size` does not handle."""
+    """Evaluate; replace an out-of-memory error, so that `auto_find_batch_size` does not retry with a smaller batch."""
     try:
         return evaluate()
     except RuntimeError as error:

@@ -21,7 +21,8 @@ from littrainer.runtime.notes import add_note
 
 logger = logging.getLogger(__name__)
 
-# Attribute of overrides without `num_items_in_batch`, which return a mean.
+# Attribute that marks a script's compute_loss or training_step without `num_items_in_batch`: such a method returns the
+# mean of its micro-batch.
 MICRO_BATCH_MEAN_MARK = "_reduces_to_micro_batch_mean"
 
 
@@ -33,7 +34,8 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # True if losses are divided by the window; None: if the model or loss function takes `num_items_in_batch`.
+    # Whether losses are already divided by the label tokens of the window. None means: if the model or the loss
+    # function takes `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
@@ -47,7 +49,9 @@ class LossSettings(Protocol):
 def compute_loss_and_outputs(
     settings: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
-    """Run the model, and return its loss, or the loss of `compute_loss_func` or of smoothed labels, and its outputs.
+    """Run the model, and return the loss and the outputs.
+
+    The loss is that of `compute_loss_func` if there is such a function, else of the label smoother, else of the model.
 
     Raises:
         ValueError: the model returned no loss.
@@ -59,7 +63,7 @@ def compute_loss_and_outputs(
     elif settings.compute_loss_func is not None:
         labels = _get_labels(settings, inputs, model)
     reduction = settings._loss_reduction
-    # The model must return the plain mean, which is weighted below.
+    # A plain mean is weighted below, so the model must not get the number, by which it might divide as well.
     is_weighted = not reduction.divides and num_items_in_batch is not None
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
@@ -78,7 +82,10 @@ def compute_loss_and_outputs(
 
 
 def _get_labels(settings: LossSettings, inputs: dict[str, Any], model: Any) -> Any:
-    """Return the labels under `label_names`, removed unless `forward` takes them; several labels as a tuple."""
+    """Return the entries `label_names` of the batch, as a tuple if there are several; None if any is missing.
+
+    Labels that `forward` does not take are removed from the batch.
+    """
     names = settings.label_names
     if not names or not all(name in inputs for name in names):
         return None
@@ -152,7 +159,7 @@ def _describe_value(value: Any) -> str:
 def scale_for_accumulation(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Divide the loss by the micro-batches, unless it is divided by the label tokens of the window."""
+    """Divide the loss by the number of micro-batches, unless the window's label tokens have divided it already."""
     is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
         accepts_number = settings.model_accepts_loss_kwargs or settings._loss_reduction.is_exact
@@ -166,7 +173,7 @@ def scale_for_accumulation(
 
 
 def reduces_to_micro_batch_mean(settings: Any) -> bool:
-    """Return whether an override without `num_items_in_batch` computes the loss."""
+    """Return whether a script's compute_loss or training_step without `num_items_in_batch` computes the loss."""
     # `is True`, since mocks have every attribute.
     return (
         getattr(getattr(settings, "compute_loss", None), MICRO_BATCH_MEAN_MARK, None) is True
@@ -181,7 +188,7 @@ def invalid_loss_error(returned: Any, method: str) -> TypeError:
 
 
 def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
-    """Return the label tokens of a window if the loss is divided by them."""
+    """Return the number of label tokens in a window; None if the loss is not divided by it."""
     reduction = settings._loss_reduction
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None or reduction.is_exact
     # A batch that is no mapping raises a clear error later.
@@ -194,14 +201,15 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
         return None
     else:
         number = count_label_tokens(window, settings._loss_shifts_labels)
-    if isinstance(number, torch.Tensor) and should_average_over_processes(settings):
+    if isinstance(number, torch.Tensor) and should_sum_over_processes(settings):
         # Tensor-parallel processes have counted the same labels.
         number = reduce_across_processes(number.to(device)) / settings.get_tp_size()
-    # A float as in transformers: a bfloat16 loss divided by a float tensor is float32.
+    # Dividing by 1 makes the number a float tensor, as in transformers: a bfloat16 loss divided by a float tensor is
+    # float32, and divided by an integer tensor would stay bfloat16.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def should_average_over_processes(settings: LossSettings) -> bool:
+def should_sum_over_processes(settings: LossSettings) -> bool:
     """Return whether label tokens are counted over all processes, so that all tokens weigh the same."""
     return settings.args.world_size > 1 and settings.args.average_tokens_across_devices
 
@@ -209,13 +217,13 @@ def should_average_over_processes(settings: LossSettings) -> bool:
 def scale_for_gradient_mean(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Multiply, in place, a loss that is divided by the tokens of all processes by the number of processes.
+    """Multiply the loss in place by the number of data-parallel processes, if all their tokens have divided it.
 
-    DDP averages gradients, and the gradient of the sum is needed.
+    DDP averages gradients over the processes, but such losses have to be added up.
     """
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     accepts_number = accepts_number or settings._loss_reduction.is_exact
-    if accepts_number and num_items_in_batch is not None and should_average_over_processes(settings):
+    if accepts_number and num_items_in_batch is not None and should_sum_over_processes(settings):
         loss *= settings.args.world_size // settings.get_tp_size()
     return loss
 
@@ -228,12 +236,13 @@ class HostValues:
     """Cache of scalar tensors' values on the host, since each single read would wait for the device."""
 
     def __init__(self) -> None:
-        # id -> the tensor, which keeps its id from reuse, its version and its value.
+        # id of a tensor -> the tensor (kept, so that no other tensor gets its id), its version, and its value.
         self._read: dict[int, tuple[torch.Tensor, int, float]] = {}
 
-    def read(self, values: Sequence[Any]) -> None:
+    def prefetch(self, values: Sequence[Any]) -> None:
         """Replace the cache, in a single transfer."""
-        # float64 would lose digits; tensors made in inference mode have no version.
+        # The transfer is in float32, in which float64 values would lose digits. Tensors of inference mode have no
+        # version, so that a change in place would not be noticed.
         tensors = [value for value in values if type(value) is torch.Tensor and value.dtype is not torch.float64]
         tensors = [tensor for tensor in tensors if tensor.numel() == 1 and not tensor.is_inference()]
         self._read = {}
@@ -243,30 +252,30 @@ class HostValues:
             for tensor, number in zip(tensors, torch.stack(scalars).tolist(), strict=True):
                 self._read[id(tensor)] = tensor, tensor._version, number
 
-    def remember(self, tensor: torch.Tensor, value: float) -> None:
+    def put(self, tensor: torch.Tensor, value: float) -> None:
         self._read[id(tensor)] = tensor, tensor._version, value
 
-    def items(self, values: Sequence[Any]) -> list[float]:
-        """Return all numbers, after at most a single transfer."""
+    def to_list(self, values: Sequence[Any]) -> list[float]:
+        """Return all numbers, after at most a single transfer for all tensors that `prefetch` can cache."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 entry = self._read.get(id(value))
                 # Tensors of inference mode have no version, and are never cached.
                 if entry is None or entry[1] != value._version:
-                    self.read(values)
+                    self.prefetch(values)
                     break
         return [self._read[id(value)][2] if id(value) in self._read else float(value) for value in values]
 
-    def item(self, value: Any) -> float:
+    def to_float(self, value: Any) -> float:
         entry = self._read.get(id(value))
         return entry[2] if entry is not None and entry[1] == value._version else float(value)
 
 
 class RunningLoss:
-    """Sums of the micro-batches' losses, since the last log and before.
+    """Sums of the micro-batches' losses: since the last log, and up to the last log.
 
-    Losses are pending until a log reads the sum, since adding and filtering each takes seven torch operations.
-    The sum is the same, bit for bit.
+    Losses are only kept until a log reads the sum, since adding and filtering a loss takes seven torch operations.
+    The sum is the same, bit for bit, as if each loss had been added at once.
 
     Attributes:
         before_last_log: sum up to the last log, on the host.
@@ -298,7 +307,7 @@ class RunningLoss:
         """Add the loss of a micro-batch, and return a copy of it.
 
         Parameters:
-            filter_non_finite: count a nan or infinite loss as the mean so far.
+            filter_non_finite: count a nan or infinite loss as the mean loss of a step since the last log.
 
         Raises:
             TypeError: the loss is no tensor.
@@ -336,12 +345,12 @@ class RunningLoss:
         tensors = self.unread()
         pending, self._pending = self._pending, []
         if on_host and pending:
-            numbers = np.array(self.values.items(tensors), dtype=np.float32)
+            numbers = np.array(self.values.to_list(tensors), dtype=np.float32)
             if not self._is_filtered or np.isfinite(numbers[1:]).all():
                 # In float32 and in order, as torch adds.
                 total = float(np.add.accumulate(numbers)[-1])
                 self._sum.fill_(total)
-                self.values.remember(self._sum, total)
+                self.values.put(self._sum, total)
                 return
         for loss, steps_since_logging in pending:
             add_to_running_loss(self._sum, loss, steps_since_logging, self._is_filtered)
@@ -353,7 +362,7 @@ def add_to_running_loss(
     """Add a loss in place, without a device sync.
 
     Parameters:
-        filter_non_finite: count a nan or infinite loss as the mean of the sum.
+        filter_non_finite: count a nan or infinite loss as the mean loss of a step since the last log.
     """
     if filter_non_finite:
         loss = torch.where(torch.isfinite(loss), loss, running / (1 + steps_since_logging))

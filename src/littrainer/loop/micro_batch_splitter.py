@@ -30,11 +30,12 @@ Forward = Callable[[nn.Module, Any, Any], torch.Tensor]
 class OomMicroBatchSplitter(StepPolicy):
     """Forward and backward passes of a window's micro-batches, in parts once memory has run out.
 
-    Gradients, buffers and generators are saved at the start of a window, to rerun it. Processes accumulate gradients
-    separately; at the end of a window they synchronize `max_elements` and average the gradients.
+    Gradients, buffers and random states are copied at the start of a window, so that the window can be rerun.
+    Processes accumulate gradients separately; at the end of a window they synchronize `max_elements` and average the
+    gradients.
 
     Attributes:
-        max_elements: largest rows x elements per row known to fit into memory; None until memory runs out.
+        max_elements: limit of a part's rows times elements per row; None until memory runs out.
     """
 
     _settings = weak_property("_trainer")
@@ -51,10 +52,11 @@ class OomMicroBatchSplitter(StepPolicy):
     def forward_and_backward(self, micro_batch: MicroBatch, forward: Forward) -> torch.Tensor:
         """Run forward and backward pass of a micro-batch, and return its loss.
 
-        Both are in the same function, so that no reference to a failed graph remains.
+        Both passes run in the same function, so that no variable keeps the graph alive after memory has run out.
 
         Raises:
-            RuntimeError: memory runs out even with a single row; with several processes, at the end of the window.
+            RuntimeError: memory runs out even with a single row. Several processes raise it together, at the end of the
+                window.
             ValueError: the micro-batch cannot be split, or its loss is no sum or mean over rows.
         """
         if not micro_batch.position:
@@ -126,7 +128,7 @@ class OomMicroBatchSplitter(StepPolicy):
         self._last_attempt = size, elements
         for start in range(0, rows, size):
             part = select_rows(inputs, rows, slice(start, start + size))
-            # A script may remove entries from the copy.
+            # Forward gets a copy, since a script may remove entries from it and `part` is needed below.
             loss = forward(settings.model_wrapped, type(inputs)(part), number)
             if size < rows and not self._reduction.divides:
                 loss = self._reduction.weight(loss, part, self._reduction.counts(inputs).sum().to(loss.device))
@@ -173,7 +175,7 @@ class OomMicroBatchSplitter(StepPolicy):
             )
             logger.warning(
                 "auto_micro_batch: memory ran out in optimizer step %d, which was done again in smaller micro-batches; "
-                "later ones are as small. %d of %d rows with %d elements each fit. To begin so, lower "
+                "later ones are as small. %d of %d rows with %d elements each fit. To begin with this size, lower "
                 "per_device_train_batch_size and raise gradient_accumulation_steps to match.",
                 *(settings.state.global_step + 1, self._choose_size(rows, elements), rows, elements),
             )
@@ -187,7 +189,7 @@ def _count_rows_and_elements(inputs: Any) -> tuple[int, int]:
     if rows < 1 or set(counts.values()) != {rows}:
         raise ValueError(
             f"auto_micro_batch splits batches by rows, and this one has entries of unequal length, or none: {counts}. "
-            "Let data_collator return tensors or lists with one row for each sample, or leave it out."
+            "Let data_collator return tensors or lists with one row for each sample, or do not set auto_micro_batch."
         )
     return rows, max([1, *(entry.numel() // rows for entry in entries.values() if isinstance(entry, torch.Tensor))])
 

@@ -39,9 +39,10 @@ OPTION = "--resume_from_checkpoint"
 
 
 def make_jit_checkpoint_callbacks(args: TrainingArguments, trainer: object) -> list[Any]:
-    """Return transformers' callback for `enable_jit_checkpoint` under the redirection, for scripts that use it.
+    """Return transformers' own callback for `enable_jit_checkpoint`, if the redirection of transformers is installed.
 
-    Setting `is_checkpoint_requested` of its manager saves and stops; `Preemption` handles the signals.
+    Scripts may set `is_checkpoint_requested` of the callback's manager to save and stop. `Preemption` handles the
+    signals in place of the callback.
     """
     if args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
         # transformers 4 has no such module.
@@ -55,7 +56,7 @@ def make_jit_checkpoint_callbacks(args: TrainingArguments, trainer: object) -> l
 
 
 class EvaluationInterrupted(BaseException):
-    """The end of an evaluation between two batches; no Exception, so that scripts do not catch it."""
+    """Ends an evaluation between two batches; a BaseException, so that no script's `except Exception` catches it."""
 
 
 class Preemption(StepPolicy):
@@ -64,7 +65,7 @@ class Preemption(StepPolicy):
     An interrupted evaluation is rerun by the training that resumes.
 
     Attributes:
-        stop_signal: the signal that all processes have received from each other, or None.
+        stop_signal: the signal that stops the training, the same in all processes; None before `sync_signal` finds one.
         saved_step: the optimizer step that was saved for the signal.
     """
 
@@ -126,7 +127,7 @@ class Preemption(StepPolicy):
                 self.stop_signal = signal.Signals(number)
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        """Synchronize signals; after an epoch's last step the end of the epoch does."""
+        """Synchronize signals, except after an epoch's last step, since the end of the epoch synchronizes them."""
         if not is_epoch_end:
             self.sync_signal()
 

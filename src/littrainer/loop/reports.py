@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.callbacks.early_stopping import COUNTER
+from littrainer.callbacks.state import COMPLETED, PATIENCE_COUNTER, describe_early_stop
 from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import sum_across_processes
 from littrainer.loop.out_of_memory import free_memory
@@ -42,15 +42,15 @@ def find_end_reason(
         ended_by: the argument that ended the training, as in its metrics.
     """
     if state.global_step >= state.max_steps:
-        return "complete"
+        return COMPLETED
     if stop_signal is not None or ended_by is not None:
-        return stop_signal or f"{ended_by}={args.max_minutes:g}"
-    for callback in callbacks:
-        patience = getattr(callback, "early_stopping_patience", math.inf)
-        if getattr(callback, COUNTER, 0) >= patience:
-            evaluations = f"{patience} evaluation{'s' * (patience > 1)}"
-            return f"early stopping: {args.metric_for_best_model} did not improve in {evaluations}"
-    return "stopped early"
+        return f"stopped by {stop_signal or f'{ended_by}={args.max_minutes:g}'}"
+    counters = [
+        (getattr(callback, "early_stopping_patience", math.inf), getattr(callback, PATIENCE_COUNTER, 0))
+        for callback in callbacks
+    ]
+    early_stop = describe_early_stop(counters, args.metric_for_best_model)
+    return early_stop or "stopped before its last step, by a callback, a file STOP or the end of a stream"
 
 
 def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:

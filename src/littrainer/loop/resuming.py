@@ -1,4 +1,4 @@
-"""The resume record, a file in addition to those of transformers' checkpoints, for exact resumes."""
+"""The resume record: a file that transformers' checkpoints do not have, from which a training resumes exactly."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ CURRENT_ARGUMENTS = (
     *("pack_to_length", "dataloader_drop_last", "dataloader_num_workers", "bf16", "fp16"),
 )
 COUNTED = (
-    " Which rows these batches held is unknown. Counted in optimizer steps of the new size, rows may be "
-    "trained twice or left out."
+    " The trained rows are unknown, so training continues after the same number of optimizer steps of the new size, "
+    "and rows may be trained twice or left out."
 )
 
 
 @dataclass(frozen=True)
-class ResumedTraining:
+class TrainingSizes:
     """Arguments and sizes of a training, to record at a save or to compare at a resume.
 
     Parameters:
@@ -100,11 +100,11 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     record = _load_record(folder / RESUME_RECORD_NAME)
     if record is None:
         return None
-    # Kept for a resume with another number of processes, which all use it, since an epoch has the same order in all.
+    # All processes resume from this data if their number has changed, since an epoch has the same order in all.
     record["data_of_first"] = record["data"]
     if record.get("rank", 0) != rank:
         local = _load_record(folder / resume_record_name(rank)) if rank else None
-        # The first process's record counts the rows of all processes.
+        # The rows are those of the first process's record, which counts the rows of all processes.
         record["data"] = local and local["data"] and {**local["data"], "rows": record["data"].get("rows")}
     return record
 
@@ -122,7 +122,7 @@ def _load_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def find_position(record: dict[str, Any] | None, training: ResumedTraining, loader: Any) -> DataPosition:
+def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader: Any) -> DataPosition:
     """Return the record's position, adapted to the current sizes, or the position that transformers counts.
 
     With a record an epoch continues after the rows that were trained, even with other batch sizes or processes.
@@ -152,7 +152,8 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
         names = ("generators", "order_seed", "order_is_kept")
         moved = replace(position, data={name: data[name] for name in names if name in data})
         description = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
-    # Micro-batches are unchanged, except from a rebalancing sampler, which divides whole optimizer steps into them.
+    # Another accumulation leaves micro-batches unchanged, unless a rebalancing sampler divides each optimizer step
+    # into them.
     elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
         change = replace(position.layout_change or LayoutChange(), window=position.micro_batches)
         moved = replace(position, data={**data, "layout_change": asdict(change)})
@@ -164,7 +165,7 @@ def find_position(record: dict[str, Any] | None, training: ResumedTraining, load
 
 
 def _move_by_rows(
-    position: DataPosition, data: Mapping[str, Any], has_other_processes: bool, training: ResumedTraining, loader: Any
+    position: DataPosition, data: Mapping[str, Any], has_other_processes: bool, training: TrainingSizes, loader: Any
 ) -> DataPosition | None:
     """Return the position after the trained rows, in batches of the current size; None if unknown."""
     plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
@@ -190,7 +191,7 @@ def _move_by_rows(
     return DataPosition(position.epoch, batches, batches == length, saved)
 
 
-def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> int:
+def _count_surplus_steps(position: DataPosition, training: TrainingSizes) -> int:
     plan = training.plan
     if plan.is_endless:
         return 0
@@ -199,7 +200,7 @@ def _count_surplus_steps(position: DataPosition, training: ResumedTraining) -> i
     return training.state.global_step + remaining_steps - (position.epoch + 1) * plan.optimizer_steps_per_epoch
 
 
-def count_position(training: ResumedTraining) -> DataPosition:
+def count_position(training: TrainingSizes) -> DataPosition:
     """Return the position that transformers computes from the optimizer steps."""
     args = training.args
     epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
@@ -211,13 +212,14 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
 
 
 def warn_of_differences(
-    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
+    checkpoint: Path, record: dict[str, Any] | None, training: TrainingSizes, position: DataPosition, loader: Any
 ) -> None:
     sentences = _compare_data(checkpoint, record, training, position, loader)
     if arguments := _compare_arguments(record, training):
         lines = "".join(f"\n\t{line}" for line in arguments)
         sentences.append(
-            f"The following arguments do not match the ones in the checkpoint, and count unless its own is kept:{lines}"
+            "The following arguments do not match the ones in the checkpoint. Their current values are used, unless a "
+            f"line says that the checkpoint's value is kept:{lines}"
         )
         if sentences[:-1] == [] and {line.partition(":")[0] for line in arguments} <= LENGTHS:
             logger.info("Resuming from %s with another length of the training:%s", checkpoint, lines)
@@ -226,7 +228,7 @@ def warn_of_differences(
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
-def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
+def _compare_arguments(record: dict[str, Any] | None, training: TrainingSizes) -> list[str]:
     """Return a line for each argument that differs, in transformers' form."""
     current, state = get_compared_arguments(training.args), training.state
     saved = {} if record is None else record["arguments"]
@@ -248,7 +250,7 @@ def _compare_arguments(record: dict[str, Any] | None, training: ResumedTraining)
 
 
 def _compare_data(
-    checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining, position: DataPosition, loader: Any
+    checkpoint: Path, record: dict[str, Any] | None, training: TrainingSizes, position: DataPosition, loader: Any
 ) -> list[str]:
     args, sentences = training.args, []
     if record is not None and (changed := training.find_changed_sizes(record)):
@@ -260,13 +262,16 @@ def _compare_data(
     rows, shards = ((record or {}).get("data") or {}).get("rows"), count_stream_shards(loader)
     if rows is not None and len(rows) != shards and not args.ignore_data_skip:
         sentences.append(
-            f"The workers read the stream in {shards} parts ({len(rows)}), so rows may be trained twice or left out: "
-            "set dataloader_num_workers to what it was."
+            f"The workers now read the stream in {shards} parts (before: {len(rows)}), so rows may be trained twice or "
+            "left out: set dataloader_num_workers to what it was."
         )
     processes = read_world_size(checkpoint) if record is None else record["sizes"]["world_size"]
     if processes != args.world_size:
-        numbers = f"There are now {args.world_size} processes ({processes}). " if record is None else ""
-        sentences.append(f"{numbers}Random numbers go on from the seed, since each process has its own.")
+        numbers = f"There are now {args.world_size} processes (before: {processes}). " if record is None else ""
+        sentences.append(
+            f"{numbers}Random numbers start from the seed, since the checkpoint's states are those of another "
+            "number of processes."
+        )
     return sentences
 
 

@@ -29,7 +29,7 @@ from littrainer.loop.preemption import pop_interrupted_evaluation
 from littrainer.loop.resuming import (
     POSITION_FIELDS,
     RECORD_VERSION,
-    ResumedTraining,
+    TrainingSizes,
     find_position,
     get_compared_arguments,
     has_work_at_epoch_ends,
@@ -94,13 +94,15 @@ class TrainingRun:
         self._restores_before_epoch = False
         self._micro_batches_to_skip = 0
         self.evaluation_due: dict[str, bool] | None = None
-        # RNG states for the first step, if they differ from the checkpoint's.
+        # RNG states after an evaluation or epoch end that the resume made up for: the first step continues from these
+        # instead of the checkpoint's.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.is_schedule_overridden = False
         self._rates_to_restore: list[float] | None = None
         self._hyperparameters_changed = False
-        # Optimizer steps taken before the resume minus those that current sizes need for the rows; may be negative.
+        # Difference between the optimizer steps taken before the resume and those that the current batch sizes would
+        # have taken for the same rows; negative if fewer were taken.
         self.surplus_steps = 0
         self._has_layout_changed = False
 
@@ -151,7 +153,7 @@ class TrainingRun:
         self.evaluation_due = pop_interrupted_evaluation(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
-        training = ResumedTraining(trainer.args, trainer.state, plan, size)
+        training = TrainingSizes(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
         position = self.resumed_at = find_position(self.record, training, loader)
         # A search changes arguments on purpose; a rollback would repeat the warning.
@@ -174,7 +176,8 @@ class TrainingRun:
 
     def _skip(self, position: DataPosition) -> None:
         self._micro_batches_to_skip = position.micro_batches
-        # Generators draw an epoch's order: restore them before the draw at its beginning, in mid-epoch after the skip.
+        # The generators draw an epoch's order. A resume at its beginning restores them before this draw; a resume in
+        # mid-epoch restores them after the skip, which draws the order again.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
         restore = None if self._restores_before_epoch else self._restore_random_states
@@ -192,7 +195,7 @@ class TrainingRun:
     def resume_record(self) -> dict[str, Any]:
         """Return the content of `littrainer_resume.pt`."""
         position, trainer = self.position(), self.trainer
-        training = ResumedTraining(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
+        training = TrainingSizes(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
         if self.resumed_at is not None:
             # No epoch has begun since the resume.
             data = (self.record or {}).get("data")
@@ -263,7 +266,7 @@ class TrainingRun:
         if self.checkpoint is not None:
             restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
 
-    def restore(self) -> None:
+    def load_optimizer_and_schedule(self) -> None:
         """Restore optimizer, schedule and scaler."""
         if self.checkpoint is None:
             return
@@ -279,7 +282,7 @@ class TrainingRun:
         if self._has_layout_changed:
             set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
         if (self.record or {}).get("schedule_is_replaced"):
-            # Callbacks replace the schedule again, which sets other rates; see `note_schedule`.
+            # Callbacks replace the schedule again, which changes the rates; `update_replaced_schedule` restores them.
             self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -344,7 +347,8 @@ class TrainingRun:
 
     @property
     def _schedule_offset(self) -> int:
-        # The schedule's length and step leave surplus steps out, unless `max_steps` gives the length.
+        # Surplus steps are left out of the schedule's length and step, so that it follows the rows. A length that
+        # `max_steps` gives includes all steps.
         return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.surplus_steps
 
     def begin_without_steps(self) -> None:
@@ -360,7 +364,7 @@ class TrainingRun:
                 step,
                 last,
             )
-        self.restore()
+        self.load_optimizer_and_schedule()
         self.begin()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -376,8 +380,11 @@ class TrainingRun:
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
         self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
-    def note_schedule(self, schedules: list[Any]) -> None:
-        """Cover parameter groups that callbacks added, note if they replaced the schedule, and set restored rates."""
+    def update_replaced_schedule(self, schedules: list[Any]) -> None:
+        """Extend the schedule to parameter groups that callbacks added, and note whether they replaced the schedule.
+
+        The checkpoint's learning rates are set again, since the new schedule changed them.
+        """
         schedule = self.trainer.lr_scheduler
         cover_added_groups(schedule)
         self.trainer.session.optimization.is_schedule_overridden = bool(schedules) and schedule not in schedules

@@ -1,9 +1,10 @@
 """An optimizer step, from drawing its window to log, evaluation and save.
 
-`WindowLoader` calls `draw` for each window. For each micro-batch the loops call `begin_micro_batch`,
-`forward_micro_batch`, the backward pass (lightning_adapter/module.py, or an overridden `training_step`) and
-`end_micro_batch`. Before the last `end_micro_batch` of a window the optimizer steps: the fast loop and manual
-optimization call `update`; Lightning's hooks call its parts, `clip` and `after_optimizer_step`.
+A window holds the micro-batches of one optimizer step; `WindowLoader` calls `draw` for each. Lightning's loop or the
+fast loop calls, for each micro-batch, `begin_micro_batch`, `forward_micro_batch`, the backward pass
+(lightning_adapter/module.py, or an overridden `training_step`) and `end_micro_batch`. The optimizer steps before the
+last `end_micro_batch` of the window. The fast loop and manual optimization call `update` for it, while the hooks of
+Lightning's own loop call its parts, `before_optimizer_step` and `after_optimizer_step`, around the step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from littrainer.loop.health import LABELS, LOSS, MAX_UNREAD, NORM, RollbackReque
 from littrainer.loop.loss_normalization import detect_loss_reduction
 from littrainer.loop.micro_batch_splitter import OomMicroBatchSplitter
 from littrainer.loop.overrides import find_overrides
-from littrainer.loop.step_policy import group_by_moment
+from littrainer.loop.step_policy import group_by_method
 from littrainer.model.traversal import clear_gradients
 from littrainer.runtime.weak_attributes import weak_property
 
@@ -50,14 +51,14 @@ class RunContext(Protocol):
 
 
 class TrainingStep:
-    """The micro-batches and optimizer steps of a training.
+    """Runner of all micro-batches and optimizer steps of a training.
 
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
         evaluated_step: the optimizer step of the last evaluation.
-        clock: raises flags when their time has come; None in all processes but the first.
-        policies: the policies that watch the steps, by the method of `StepPolicy` that they override.
-        on_step_done: callback that is run once, after logs, evaluation and save of the step.
+        clock: policy that sets control flags by minutes and request files; None in all processes but the first.
+        policies: for each method of `StepPolicy`, the policies that override it.
+        on_step_done: callback to run once, after the next step that logs, evaluates or saves.
     """
 
     run = weak_property("_run")
@@ -75,7 +76,7 @@ class TrainingStep:
         self.on_step_done: Callable[[], None] | None = None
         self.is_step_skipped = False
         # Optimizer step (counted from 1), epoch and first micro-batch (both counted from 0) of the window.
-        self._window = (1, 0, 0)
+        self._window_position = (1, 0, 0)
         self._labels_drawn: torch.Tensor | None = None
         self.health, self.speed = session.health, session.speed
         self._flags = SynchronizedFlags(CONTROL_FLAGS, args.world_size) if args.world_size > 1 else None
@@ -83,12 +84,12 @@ class TrainingStep:
         self.clock = Clock(args, run.folder, session.began, session.run is None, self._flags) if is_first else None
         splitter = OomMicroBatchSplitter(trainer) if args.auto_micro_batch else None
         preemption = trainer.preemption if trainer.preemption.signals else None
-        self.policies = group_by_moment([self.health, splitter, self.clock, preemption])
+        self.policies = group_by_method([self.health, splitter, self.clock, preemption])
 
     def draw(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         """Draw a window and count its label tokens, by the overridable `get_batch_samples`.
 
-        At the first window, detect the loss reduction.
+        Until the loss reduction (how the model averages or sums its loss) is known, detect it with the window.
         """
         trainer, speed, session = self.trainer, self.speed, self.trainer.session
         speed.enter("data")
@@ -100,7 +101,7 @@ class TrainingStep:
             session.loss_reduction = detect_loss_reduction(trainer, trainer.model_wrapped, window, self._device)
         # The health guard needs the number of label tokens even if the loss is not divided by it.
         if labels is None and window and hasattr(window[0], "get") and getattr(window[0].get("labels"), "ndim", 0) > 1:
-            labels = count_label_tokens(window, labels_are_shifted=False)
+            labels = count_label_tokens(window, loss_shifts_labels=False)
         self._labels_drawn = labels.to(self._device) if isinstance(labels, torch.Tensor) else None
         return drawn
 
@@ -112,9 +113,13 @@ class TrainingStep:
         trainer = self.trainer
         trainer.session.micro_batches_in_window = micro_batch.window_size
         if micro_batch.is_first_of_step:
-            self._window = (trainer.state.global_step + 1, self.run.epoch, self.run.windows.micro_batches_read - 1)
+            self._window_position = (
+                trainer.state.global_step + 1,
+                self.run.epoch,
+                self.run.windows.micro_batches_read - 1,
+            )
             if self._labels_drawn is not None:
-                self.health.unread.append((LABELS, self._window, self._labels_drawn))
+                self.health.unread.append((LABELS, self._window_position, self._labels_drawn))
             for policy in self.policies["on_window_begin"]:
                 policy.on_window_begin()
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
@@ -142,31 +147,31 @@ class TrainingStep:
         except Exception as error:
             note_batch(error, trainer, "with a batch", inputs)
             raise
-        position = (*self._window[:2], self.run.windows.micro_batches_read - 1)
+        position = (*self._window_position[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, position, loss_copy))
         speed.enter("backward")
-        # A script may set gradient_accumulation_steps of `trainer.accelerator`, by which accelerate would divide the
-        # loss too; an overridden training_step divides it in `accelerator.backward`.
+        # accelerate divides the loss by the gradient_accumulation_steps that a script sets on `trainer.accelerator`, so
+        # this line does too. An overridden training_step calls `accelerator.backward`, which divides already.
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         return loss if steps == 1 or by_training_step else loss / steps
 
     def update(self, step_optimizer: Callable[[], None], step_schedules: Callable[[], None]) -> None:
-        """Clip gradients, then step the optimizer and the schedules that the loop does not step."""
-        self.clip()
+        """Clip gradients, then step the optimizer and those schedules that Lightning does not step."""
+        self.before_optimizer_step()
         step_optimizer()
         self.after_optimizer_step()
         step_schedules()
 
-    def clip(self) -> None:
+    def before_optimizer_step(self) -> None:
         """Clip the gradients, record their norm, let policies skip the step, and fire on_pre_optimizer_step.
 
-        Afterwards Ctrl-C waits until `end_micro_batch` releases the guard.
+        The update guard then delays Ctrl-C until `end_micro_batch`, so that weights and step count belong together.
         """
         self.speed.enter("step")
         trainer = self.trainer
         grad_norm = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=grad_norm)
-        self.health.unread.append((NORM, self._window, self.grad_norm))
+        self.health.unread.append((NORM, self._window_position, self.grad_norm))
         if self.policies["should_skip_step"]:
             try:
                 self.is_step_skipped = any(policy.should_skip_step() for policy in self.policies["should_skip_step"])
@@ -233,14 +238,14 @@ class TrainingStep:
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
         is_due = calls_events or trainer.preemption.stop_signal is not None
-        # Most steps return here; an override of the hook is called at each step, as in transformers.
+        # Most steps return here. A script's own `_maybe_log_save_evaluate` is called at each step, as in transformers.
         if not (is_due or self._overrides_log_save_evaluate):
             return
         loss = trainer.session.loss
         if is_due:
-            health.values.read([*[value for _, _, value in health.unread], *loss.unread(), self.grad_norm])
+            health.values.prefetch([*[value for _, _, value in health.unread], *loss.unread(), self.grad_norm])
             health.check(is_save_due=control.should_save)
-        if control.should_save and health.policy == "rollback":
+        if control.should_save and health.on_nonfinite == "rollback":
             health.record_loss(trainer.state.global_step, loss)
         flags = control.should_save, control.should_evaluate
         trainer._maybe_log_save_evaluate(

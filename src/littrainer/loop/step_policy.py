@@ -1,4 +1,4 @@
-"""The interface of policies, which watch the optimizer steps of a training, such as the health guard."""
+"""The interface of policies, such as the health guard, which act at fixed moments of each optimizer step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class StepPolicy:
-    """Base class of policies: the moments of an optimizer step, in order, and the resume record.
+    """Base class of policies, whose methods are called during each optimizer step, in the order below.
 
-    Only overridden methods are called.
+    Only overridden methods are called. `record` and `resume` belong to no step: they store and restore a policy's state
+    for a resumed training.
 
     Attributes:
         next_step_end: earliest `time.monotonic()` at which `on_step_end` is called.
@@ -38,7 +39,7 @@ class StepPolicy:
         return False
 
     def on_step_end(self, state: TrainerState, control: TrainerControl, is_epoch_end: bool) -> None:
-        """Raise flags of the control, before the processes synchronize them."""
+        """Set flags of the control to True, before the processes synchronize them."""
 
     def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:
         """Restart the interval of save_minutes after a save, and that of eval_minutes after an evaluation."""
@@ -51,17 +52,17 @@ class StepPolicy:
         """Restore the entries of a resume record; positions in the data are restored only if the data is the same."""
 
 
-MOMENTS = (
+POLICY_METHODS = (
     *("on_window_begin", "forward_and_backward", "should_skip_step", "on_step_end", "restart_intervals"),
     *("record", "resume"),
 )
 
 
-def group_by_moment(policies: Iterable[StepPolicy | None]) -> Mapping[str, list[StepPolicy]]:
-    """Return the policies that act at each moment, by the method that they override."""
+def group_by_method(policies: Iterable[StepPolicy | None]) -> Mapping[str, list[StepPolicy]]:
+    """Return, for the name of each method of `StepPolicy`, the policies that override it."""
     acting: defaultdict[str, list[StepPolicy]] = defaultdict(list)
     for policy in filter(None, policies):
-        for moment in MOMENTS:
+        for moment in POLICY_METHODS:
             if getattr(type(policy), moment) is not getattr(StepPolicy, moment):
                 acting[moment].append(policy)
     return acting

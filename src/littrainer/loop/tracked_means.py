@@ -91,6 +91,15 @@ def track(name: str, value: torch.Tensor | float) -> None:
     Raises:
         TypeError: the value is not a single number.
         ValueError: the Trainer logs another value under this name.
+
+    Examples:
+        >>> import torch
+        >>> from littrainer import track
+        >>> class RegularizedModel(torch.nn.Module):
+        ...     def forward(self, x, labels):
+        ...         penalty = x.square().mean()
+        ...         track("penalty", penalty)
+        ...         return {"loss": penalty}
     """
     means = _current_means.get()
     if means is not None:

@@ -74,6 +74,13 @@ def get_linear_schedule_with_warmup(
         num_warmup_steps: optimizer steps of the rise.
         num_training_steps: optimizer steps of the whole training.
         last_epoch: optimizer steps already done, -1 for a new schedule.
+
+    Examples:
+        >>> import torch
+        >>> from littrainer import get_linear_schedule_with_warmup
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> get_linear_schedule_with_warmup(optimizer, num_warmup_steps=10, num_training_steps=100).get_last_lr()
+        [0.0]
     """
     factor = partial(_linear, warmup_steps=num_warmup_steps, total_steps=num_training_steps)
     return LambdaLR(optimizer, factor, last_epoch)
@@ -164,6 +171,12 @@ def get_scheduler(
     Raises:
         ValueError: the name is unknown, a number of steps is missing, or an option has an impossible value.
         TypeError: an option is unknown, missing or of a wrong type.
+
+    Examples:
+        >>> import torch
+        >>> from littrainer import get_scheduler
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> schedule = get_scheduler("cosine", optimizer, num_warmup_steps=0, num_training_steps=100)
     """
     key = SchedulerType(name).value
     options = dict(scheduler_specific_kwargs or {})

@@ -22,6 +22,13 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
     Parameters:
         seed: seed of each generator.
         deterministic: let torch raise for operations without deterministic implementation.
+
+    Examples:
+        >>> import torch
+        >>> from littrainer import set_seed
+        >>> set_seed(42)
+        >>> torch.rand(1)
+        tensor([0.8823])
     """
     random.seed(seed)
     np.random.seed(seed)

@@ -22,8 +22,8 @@ class LayoutChange:
 
     Parameters:
         rows: number of rows trained before, by stream shard; empty if only the accumulation changed.
-        batches: number of micro-batches of the new size for which these rows count.
-        window: first micro-batch of the first optimizer step after the change, counted in the epoch.
+        batches: number of micro-batches of the new size that these rows are counted as.
+        window: number of micro-batches in the epoch before the first optimizer step after the change.
         share: fraction of the epoch trained before.
     """
 
@@ -41,11 +41,12 @@ class DataPosition:
         micro_batches: trained micro-batches of the epoch.
         epoch_end_is_due: all batches of the epoch are trained, but its end is not yet handled.
         data: result of `DataProgress.state()`; None if only the number of micro-batches is known.
-        sizes: `SIZES` under which `micro_batches` was counted; only littrainer.lightning sets it and the next two.
+        sizes: `SIZES` under which `micro_batches` was counted; only littrainer.lightning sets `sizes`, `random` and
+            `order_seed`.
         random: encoded states of all random number generators; None leaves the generators alone.
         order_seed: seed of the order of each epoch.
-        surplus_steps: optimizer steps taken before the resume minus those that current sizes need for the rows; may be
-            negative.
+        surplus_steps: difference between the optimizer steps taken before the resume and those that the current batch
+            sizes would have taken for the same rows; negative if fewer were taken.
         description: where training continues, for a warning; None if the position was not adapted to other sizes.
     """
 
@@ -74,7 +75,7 @@ class DataPosition:
 
     @property
     def batches_to_skip(self) -> int:
-        """Micro-batches to skip after the rows of a layout change, which are skipped first."""
+        """Micro-batches to skip; rows trained with another layout are not among them, and are skipped before."""
         return self.micro_batches - (0 if self.layout_change is None else self.layout_change.batches)
 
 
@@ -86,4 +87,4 @@ def find_changed_sizes(now: Mapping[str, Any], then: Mapping[str, Any], ignored:
 
 def describe_sizes(now: Mapping[str, Any], then: Mapping[str, Any], names: Collection[str]) -> str:
     """Return a text of changed sizes, with their earlier values in brackets."""
-    return ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in names)
+    return ", ".join(f"{now[name]} {SIZES[name]} (before: {then[name]})" for name in names)

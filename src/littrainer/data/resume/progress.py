@@ -1,4 +1,4 @@
-"""Progress of the training data, with the states from which another process resumes it exactly.
+"""Progress in the training data, with the states from which a later training continues exactly.
 
 The order of an epoch and the draws of workers follow from the generator states at its beginning. The prefetched batch
 is read but not trained; a resume reads it again, so the states before it are stored too. If batch sizes have changed,
@@ -53,7 +53,7 @@ SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 NESTED_ITERABLES = ("_ex_iterable", "ex_iterable", "ex_iterables")
 # Sampler attributes that determine the order.
 ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
-# Batches during which all generators are compared, to find those that reading draws from.
+# Number of batches before and after which all generators are compared, to find those that change while reading.
 NUM_WATCHED_BATCHES = 4
 
 
@@ -192,7 +192,7 @@ class DataProgress:
         return None if self._dispatch is not None else self._remaining.find_rows(epoch, number)
 
     def _count_trained_rows(self, batches_done: int) -> list[int] | None:
-        """Return the rows that all processes have trained, by stream shard; None if unknown."""
+        """Return the number of rows that all processes together have trained, by stream shard; None if unknown."""
         change, loader, dispatch = self._change or LayoutChange(), self._loader, self._dispatch
         size, shards = global_batch_size(loader), range(count_stream_shards(loader))
         if size is None:
@@ -245,7 +245,8 @@ class DataProgress:
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Return the epoch's iterator, and record the states of its beginning.
 
-        In a resumed epoch, restore these states with order and generators before, and skip to the position after.
+        In a resumed epoch, restore the checkpoint's states, order and generators before the iterator is made, and skip
+        the trained batches afterwards.
         """
         self._loader = loader
         position, data = self.position, self._get_data(loader)
@@ -385,13 +386,13 @@ class DataProgress:
     def finish_resuming(self) -> None:
         """End the resume: restore the checkpoint's generators, from which training continues.
 
-        Called before the first batch that the checkpoint's training had not read; in mid-epoch without `data` after the
-        first window.
+        The call comes before the first batch that the checkpoint's training had not read. A resume in mid-epoch without
+        `data` calls it after the first window.
         """
         if self.position is None:
             return
         if self._initial_rng_states is not None:
-            # Stays if the number of processes has changed, since their states are then not restored.
+            # These states stay if the number of processes has changed, since the checkpoint's are then not restored.
             set_rng_states(self._initial_rng_states)
             self._initial_rng_states = None
         if self._restore_random_states is not None:

@@ -46,7 +46,7 @@ def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
     kind, numpy_keys, position, has_gauss, numpy_gauss = states["numpy"]
     return {
         "torch": states["cpu"],
-        # Pickling 625 single numbers would take longer than a small model.
+        # A tensor is stored, since pickling 625 single numbers would take longer than pickling a small model.
         "python": (version, torch.from_numpy(np.array(keys)), gauss),
         "numpy": (
             str(kind),
@@ -76,7 +76,7 @@ def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_advanced_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the names of generators in both whose states differ."""
+    """Return the names of the generators whose states differ; names that are not in both are ignored."""
     advanced: set[str] = set()
     for name in before.keys() & after.keys():
         earlier, later = before[name], after[name]

@@ -1,6 +1,6 @@
 """Skipping of trained data in a resumed epoch, without reading the data if possible.
 
-The iterator keeps the replaced attributes of a loader, so they are replaced only while it is created.
+A loader's attributes are replaced only while its iterator is created, since the iterator keeps the replacements.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RemainingBatches(Sampler[list[int]]):
 
 
 def global_batch_size(loader: Any) -> int | None:
-    """Return the rows in one batch of all processes together; None if unknown."""
+    """Return the number of rows in a batch of all processes together; None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if isinstance(loader, PrefetchLoader):
         reads_separate_files = loader.sharing == "read by each" and not isinstance(loader.dataset, SharedStream)
@@ -114,7 +114,7 @@ def global_batch_size(loader: Any) -> int | None:
 
 
 def count_stream_shards(loader: Any) -> int:
-    """Return the stream shards that workers read in parallel; 1 for other data."""
+    """Return the number of stream shards that workers read in parallel; 1 for other data."""
     dataset = get_full_dataset(loader)
     if not isinstance(dataset, IterableDataset):
         return 1
@@ -123,13 +123,13 @@ def count_stream_shards(loader: Any) -> int:
 
 
 def build_skipping_attributes(loader: Any, rows: list[int]) -> dict[str, Any] | None:
-    """Return replacements for attributes of a loader, with which it forms batches after the first rows.
+    """Return the attributes to replace in a loader, so that its batches begin after the first rows.
 
     Parameters:
         rows: trained rows by stream shard.
 
     Returns:
-        None if batches do not follow an order of rows, or the number of stream shards has changed.
+        None if batches are not formed from successive rows, or the number of stream shards has changed.
     """
     if not _has_torch_iterator(loader) or len(rows) != count_stream_shards(loader):
         return None
@@ -157,7 +157,7 @@ def copy_with_attributes(loader: DataLoader, replacements: dict[str, Any]) -> Da
 
 
 class SkipFirstRows(IterableDataset[Any]):
-    """Stream or sampler whose next iteration, and no later iteration, skips the first rows (by stream worker)."""
+    """Stream or sampler that skips the first rows in its next iteration only; their numbers are by stream worker."""
 
     def __init__(self, dataset: Any, rows: list[int]):
         self.dataset = dataset

@@ -26,8 +26,8 @@ class WorkerReport(NamedTuple):
     """Record that a worker sends with a batch.
 
     Parameters:
-        states: pickled generator states after the batch; None if unchanged since the last report. torch would send
-            tensors in separate shared memory.
+        states: generator states after the batch, pickled since torch would send tensors in separate shared memory;
+            None if unchanged since the last report.
     """
 
     worker: int
