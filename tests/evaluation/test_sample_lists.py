@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,8 @@ def collate_labels_first(rows: list[Any]) -> dict[str, Any]:
 
 
 def collate_tuples(rows: list[Any]) -> dict[str, Any]:
-    batch = collate_images(rows)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in batch.items()}
+    batch = collate_labels_first(rows)
+    return {name: tuple(value) if isinstance(value[0], Mapping) else value for name, value in batch.items()}
 
 
 @pytest.mark.parametrize("collate", [collate_images, collate_labels_first, collate_tuples])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,17 +47,7 @@ def get_ignored_outputs(model: Any) -> Sequence[str]:
 
 
 def extract_labels(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
-    """Return the labels of a batch, of several names as a tuple; a tuple of samples becomes a list."""
-    rows = find_batch_size(inputs)
-
-    def is_sample_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
-        if not isinstance(value, tuple) or hasattr(value, "_fields") or len(value) != rows:
-            return False
-        # Entries with a row for each sample are labels of several heads.
-        return rows == 1 or any(np.shape(entry)[:1] != (rows,) for entry in value)
-
-    values = (inputs.get(name) for name in label_names)
-    labels = detach_nested(tuple(list(value) if is_sample_tuple(value) else value for value in values))
+    labels = detach_nested(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
 
