@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.callbacks.log_history import EVALUATION
-from littrainer.callbacks.state import COMPLETED
 from littrainer.checkpoint.layout import RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.commands.command_line import BadInput, CommandParser
 from littrainer.commands.report_folders import LIGHTNING_LOG_NAME, MissingState, Run, load_folders
@@ -107,7 +106,7 @@ def summarize_run(folder: Path, root: Path) -> RunSummary:
     summary.date = recorded.get("started") or modified.isoformat(sep=" ", timespec="seconds")
     if "end" in recorded:
         summary.step, summary.end = recorded["end"]["step"], recorded["end"]["reason"]
-    elif "started" in recorded and summary.end != COMPLETED:
+    elif "started" in recorded:
         # Loads torch.
         from littrainer.checkpoint.store import is_abandoned
 
