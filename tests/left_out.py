@@ -43,6 +43,7 @@ FOR_THEIR_TIME = (
     "distributed/test_saving_together.py",
     "distributed/test_distributed_search.py",
     "distributed/test_restarts.py",
+    "distributed/test_sequence_parallel_across_processes.py",
     "distributed/test_sharded_training.py",
     "distributed/test_starting.py",
     "distributed/test_tensor_parallel_across_processes.py",

@@ -43,6 +43,7 @@ from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
+from littrainer.distributed.layout import get_process_layout
 from littrainer.evaluation import prediction
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub.model_card import collect_badges, write_card
@@ -94,6 +95,10 @@ class TrainerHooks(TrainerAttributesBase):
         device_map: Any = getattr(self.model, "hf_device_map", None) or {}
         devices = set(device_map.values()) - {"cpu", "disk"}
         return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
+
+    def _get_batch_copies(self) -> int:
+        """Return the number of processes with the same batch."""
+        return self.get_tp_size() * get_process_layout(self.args).sequence_parallel
 
     def _should_place_model(self) -> bool:
         if self.args.place_model_on_device is not None:
@@ -469,8 +474,8 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         if self.args.include_num_input_tokens_seen != "no":
-            processing_class, tp_size = self.processing_class, self.get_tp_size()
-            number = self.session.tokens.count(inputs, self.args, self.model, processing_class, tp_size)
+            processing_class, copies = self.processing_class, self._get_batch_copies()
+            number = self.session.tokens.count(inputs, self.args, self.model, processing_class, copies)
             self.state.num_input_tokens_seen += number
 
     def _maybe_log_save_evaluate(

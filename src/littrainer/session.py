@@ -51,6 +51,7 @@ from littrainer.runtime.interruptions import UpdateGuard
 from littrainer.runtime.notes import END, part_of_training
 from littrainer.runtime.seeds import enable_full_determinism, set_seed
 from littrainer.search.trial import SearchState, begin_trial, is_search_trial
+from littrainer.strategies.sequence_parallel import SequenceCutter, cut_sequences
 from littrainer.tracking.selection import set_trial_folder
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class TrainingSession:
         clipped: the model's parameters, listed to clip gradients and reused to clear them; None if nothing or another
             model was clipped.
         eval_dataloaders: loaders with persistent workers, by name.
+        sequences: the hooks by which processes share rows, while the Trainer runs the model.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
@@ -119,6 +121,7 @@ class TrainingSession:
     deepspeed: Any = None
     speed: SpeedLog | NoSpeedLog = field(default_factory=NoSpeedLog)
     neftune_hook_handle: Any = None
+    sequences: SequenceCutter | None = None
 
     def __reduce__(self) -> Any:
         # Running uploads belong to the process.
@@ -376,7 +379,13 @@ def _train_from(
             trainer._load_from_checkpoint(folder)
             _resume_batch_size(trainer, Path(folder))
 
-        with trainer.update_guard, trainer.session.memory.measure("train"), prepare_model_for_training(trainer):
+        reads_logits = bool(trainer._find_overrides("compute_loss", "training_step"))
+        with (
+            trainer.update_guard,
+            trainer.session.memory.measure("train"),
+            prepare_model_for_training(trainer),
+            cut_sequences(trainer.session, args, trainer.model, reads_logits),
+        ):
             overridden = trainer._find_overrides(*FILES_READ_BY_METHOD)
             checkpoint = trainer.session.checkpoints.restore(resume_from_checkpoint, args, overridden, load_model)
             first_optimizers = trainer.optimizer, trainer.lr_scheduler
@@ -447,7 +456,7 @@ def train_with_batch_size(
         check_order_is_fixed(loader)
     if trainer.args.log_speed:
         padding = getattr(trainer.processing_class, "pad_token_id", None)
-        trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer.get_tp_size())
+        trainer.session.speed = SpeedLog(trainer.args, trainer.model, padding, trainer._get_batch_copies())
     # Overrides for transformers 4.57 require the third parameter.
     total = inspect.signature(trainer.set_initial_training_values).parameters.get("total_train_batch_size")
     needs_total = total is not None and total.default is not None

@@ -28,7 +28,7 @@ from littrainer.data.collators import get_default_collator
 from littrainer.data.columns import explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
-from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
+from littrainer.distributed.layout import get_requested_sizes, set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hooks import NO_CONTEXT, TrainerHooks
@@ -53,6 +53,7 @@ from littrainer.runtime.tracebacks import ShortTraceback
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.strategies.full_state import reshard_gathered
+from littrainer.strategies.sequence_parallel import cut_sequences
 
 if TYPE_CHECKING:
     from littrainer.check.findings import CheckReport
@@ -416,12 +417,12 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         return tensor_parallel_size(self.args) if model_size is None else model_size
 
     def get_cp_size(self) -> int:
-        """Return 1: sequences are not split by context parallelism."""
-        return 1
+        """Return the number of processes that share each sequence by context parallelism."""
+        return get_requested_sizes(self.args)[1]["cp_size"]
 
     def get_sp_size(self) -> int:
-        """Return 1: sequences are not split by sequence parallelism."""
-        return 1
+        """Return the number of processes that share each sequence by sequence parallelism."""
+        return get_requested_sizes(self.args)[1]["sp_size"]
 
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
@@ -515,13 +516,18 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             shifts_labels=self._loss_shifts_labels,
             move_input=self._prepare_input,
         )
+        reads_logits = not prediction_loss_only or bool(self._find_overrides("compute_loss", "prediction_step"))
         with (
             run_lightning.group_validations(self),
             self.accelerator.evaluating(dataloader),
             self.session.tracked.paused(),
+            cut_sequences(self.session, self.args, self.model, reads_logits),
         ):
             run_lightning.shard_for_evaluation(self)
-            evaluation.begin(self._prepare_model_for_evaluation())
+            model = self._prepare_model_for_evaluation()
+            if self.session.sequences is not None and not self.is_in_train:
+                self.session.sequences.check()
+            evaluation.begin(model)
             run_lightning.evaluate(self, evaluation)
             self._reset_gather_function()
             return evaluation.finish()
@@ -694,7 +700,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
 
     def store_flos(self) -> None:
         """Add the operations since the last call to the state."""
-        self.state.total_flos += sum_across_processes(self.current_flos, self.args.device, self.get_tp_size())
+        self.state.total_flos += sum_across_processes(self.current_flos, self.args.device, self._get_batch_copies())
         self.current_flos = 0
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:

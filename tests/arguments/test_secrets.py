@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.arguments.secrets import is_secret_name, redact_secrets
+from littrainer.arguments.secrets import is_secret_name, redact_command, redact_secrets
 
 SECRETS = (
     *("hub_token", "push_to_hub_token", "token", "HF-TOKEN", "hubToken", "authtoken"),
@@ -53,3 +53,9 @@ def test_credentials_in_urls_are_removed(text: str, shown: str) -> None:
 @pytest.mark.parametrize("value", [{"a": [1, ("b", {})]}, "s3://bucket/x", 3, None])
 def test_a_value_without_secrets_is_returned_unchanged(value: Any) -> None:
     assert redact_secrets(value) is value
+
+
+def test_the_values_of_secret_options_are_masked_in_a_command() -> None:
+    words = ["train.py", "--hub_token", "hf_1", "--api_key=x", "--lr", "1", "--repo", "https://me:pw@host/x"]
+    masked = ["train.py", "--hub_token", "<HUB_TOKEN>", "--api_key=<API_KEY>", "--lr", "1", "--repo", "https://host/x"]
+    assert redact_command(words) == masked

@@ -13,6 +13,7 @@ from tqdm.std import tqdm
 
 from littrainer.callbacks import progress
 from littrainer.callbacks.base import TrainerCallback
+from littrainer.callbacks.early_stopping import EarlyStoppingCallback
 from littrainer.callbacks.progress import (
     PrinterCallback,
     ProgressCallback,
@@ -155,6 +156,29 @@ def test_on_a_terminal_results_are_lines_in_columns(bars: Bars, monkeypatch: pyt
     callback.on_train_begin(SimpleNamespace(), STATE, None)
     callback.on_log(None, STATE, None, logs=LINES[line])
     assert bars.written == [line] and len(line) <= 100
+
+
+def test_a_terminal_shows_why_training_ended_and_which_checkpoint_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True, write=lines.append, flush=lambda: None))
+    trainer = quiet_trainer(
+        tmp_path,
+        trainer_kwargs={"callbacks": [EarlyStoppingCallback(early_stopping_threshold=10.0)]},
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        max_steps=5,
+        load_best_model_at_end=True,
+        disable_tqdm=False,
+    )
+    trainer.train()
+    best = trainer.state.best_model_checkpoint
+    text = "".join(lines)
+    assert "Early stopping at step 2 of 5: eval_loss did not improve for 1 evaluation.\n" in text
+    assert f"The best checkpoint was loaded: {best} (loss " in text
 
 
 def test_a_long_log_line_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:

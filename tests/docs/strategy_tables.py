@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from littrainer.arguments.deepspeed import FROM_ARGUMENTS, FROM_HIDDEN_SIZE, FROM_LENGTH, SETTINGS
-from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
+from littrainer.distributed.layout import SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
@@ -45,6 +45,8 @@ MEANING: dict[str, tuple[str, str, str]] = {
 DIMENSIONS: dict[str, str] = {
     "dp_replicate_size": "copies of the model, each on different data",
     "dp_shard_size": "parts of one copy's parameters, each on different data (`fsdp`)",
+    "cp_size": "parts of each row, of which keys and values are gathered",
+    "sp_size": "parts of each row, and in attention parts of the heads",
     "tp_size": "slices of each layer, on the same data",
 }
 
@@ -90,10 +92,7 @@ def strategy_tables() -> str:
             "### Layout and tensor parallelism\n",
             _table(
                 ("key of `parallelism_config`", "environment", "processes hold"),
-                (
-                    (f"`{name}`", f"`{SIZE_VARIABLE_PREFIX}{name.upper()}`", DIMENSIONS.get(name) or _refusal(name))
-                    for name in SIZES
-                ),
+                ((f"`{name}`", f"`{SIZE_VARIABLE_PREFIX}{name.upper()}`", DIMENSIONS[name]) for name in SIZES),
             ),
             _table(
                 ("argument", "`ModelParallelStrategy` argument"),
@@ -113,10 +112,6 @@ def add_tables(page: str) -> str:
     _, end, after = rest.partition(END)
     assert begin and end, f"The page needs the lines {BEGIN!r} and {END!r}, between which the tables are."
     return f"{before}{BEGIN}\n\n{strategy_tables()}\n\n{END}{after}"
-
-
-def _refusal(name: str) -> str:
-    return f"refused above 1: {REFUSED_SIZES[name]}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -314,7 +314,7 @@ def test_a_metric_that_rejects_a_batch_is_named_with_shapes_and_conversions(tmp_
     assert "'perplexity' (Perplexity)" in message
     assert f"predictions float32 (3, {CLASSES}) and labels int64 (3,)" in message
     assert "inputs='classification' (chosen by their shapes and the model)" in message
-    assert "what update was called with: tuple of [int64 (3,), int64 (3,)]." in message
+    assert "the arguments of update: tuple of [int64 (3,), int64 (3,)]." in message
     assert "StreamingMetrics takes as inputs also 'class_scores'" in message and "'regression'" in message
     assert isinstance(caught.value.__cause__, ValueError)
 

@@ -40,6 +40,8 @@ SPREAD: dict[str, dict[str, Any]] = {
         "fsdp_config": {"version": 1, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
     },
     "tensor parallel": {"parallelism_config": {"tp_size": 2}, "per_device_train_batch_size": 4},
+    "sequence parallel": {"parallelism_config": {"sp_size": 2}, "per_device_train_batch_size": 4},
+    "context parallel, fsdp 2": {"fsdp": True, "parallelism_config": {"cp_size": 2}, "per_device_train_batch_size": 4},
     "deepspeed stage 2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
     "deepspeed stage 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
 }

@@ -262,8 +262,8 @@ class EnvironmentFields:
     )
     parallelism_config: Any | None = argument(
         None,
-        "Layout of the processes: a dict with `dp_replicate_size`, `dp_shard_size` or `tp_size`, or accelerate's "
-        "ParallelismConfig.",
+        "Layout of the processes: a dict with `dp_replicate_size`, `dp_shard_size`, `tp_size`, `sp_size` or `cp_size`, "
+        "or accelerate's ParallelismConfig.",
     )
 
 

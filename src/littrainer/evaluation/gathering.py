@@ -14,7 +14,7 @@ import torch
 
 from littrainer.data.loaders import find_batch_size
 from littrainer.distributed.collectives import broadcast_object, pad_across_processes, raise_on_all_ranks
-from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, model_parallel_rank
 from littrainer.evaluation.metrics import MetricContext, call_metric_function, convert_metrics, explain_metric_errors
 from littrainer.evaluation.prediction import ExactLossMean, compute_sample_mean
 from littrainer.evaluation.results import EvalPrediction
@@ -370,8 +370,8 @@ class OutputCollector:
         assert self.streaming is not None
         if not outputs.has_predictions_and_labels:
             return
-        if tensor_parallel_rank(self.args) > 0:
-            # Tensor-parallel processes predict the same samples, so only the first of them counts the samples.
+        if model_parallel_rank(self.args) > 0:
+            # Processes with the same batch predict the same samples, so only the first of them counts the samples.
             outputs = outputs.first_rows(0)
         elif rows is not None:
             size = find_batch_size(outputs.predictions) or 0

@@ -69,7 +69,7 @@ class ModuleLossSettings:
         self.tensor_parallel_size = tensor_parallel_size
         self.shifts_labels = self._loss_shifts_labels = facts.shifts_labels
 
-    def get_tp_size(self) -> int:
+    def _get_batch_copies(self) -> int:
         return self.tensor_parallel_size
 
 

@@ -42,8 +42,8 @@ class LossSettings(Protocol):
     # A LossReduction (loop/loss_normalization.py).
     _loss_reduction: Any
 
-    def get_tp_size(self) -> int:
-        """Return the size of the tensor-parallel group."""
+    def _get_batch_copies(self) -> int:
+        """Return the number of processes with the same batch."""
 
 
 def compute_loss_and_outputs(
@@ -202,8 +202,8 @@ def items_in_window(settings: LossSettings, window: list[Any], device: torch.dev
     else:
         number = count_label_tokens(window, settings._loss_shifts_labels)
     if isinstance(number, torch.Tensor) and should_sum_over_processes(settings):
-        # Tensor-parallel processes have counted the same labels.
-        number = reduce_across_processes(number.to(device)) / settings.get_tp_size()
+        # Processes with the same batch have counted the same labels.
+        number = reduce_across_processes(number.to(device)) / settings._get_batch_copies()
     # Dividing by 1 makes the number a float tensor, as in transformers: a bfloat16 loss divided by a float tensor is
     # float32, and divided by an integer tensor would stay bfloat16.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
@@ -224,7 +224,7 @@ def scale_for_gradient_mean(
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     accepts_number = accepts_number or settings._loss_reduction.is_exact
     if accepts_number and num_items_in_batch is not None and should_sum_over_processes(settings):
-        loss *= settings.args.world_size // settings.get_tp_size()
+        loss *= settings.args.world_size // settings._get_batch_copies()
     return loss
 
 

@@ -271,7 +271,9 @@ class _Probe:
     def warn_of_layout(self) -> None:
         """Warn if the loss depends on the number of micro-batches or processes, or weighs labels differently."""
         settings, steps = self.settings, len(self.window)
-        processes = settings.args.world_size // settings.get_tp_size() if should_sum_over_processes(settings) else 1
+        processes = (
+            settings.args.world_size // settings._get_batch_copies() if should_sum_over_processes(settings) else 1
+        )
         ratios = {unit: self._compute_count_ratio(unit) for unit in (self.guess.unit, SAMPLES)}
         # Span labels are not counted.
         accepts_number = settings.model_accepts_loss_kwargs and self.guess.label_name == "labels"

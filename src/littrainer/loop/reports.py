@@ -254,14 +254,14 @@ class InputTokenCounter:
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def count(self, inputs: Any, args: TrainingArguments, model: Any, processing_class: Any, tp_size: int) -> int:
+    def count(self, inputs: Any, args: TrainingArguments, model: Any, processing_class: Any, copies: int) -> int:
         """Return the tokens in a micro-batch of all processes; 0 with a warning if they cannot be counted."""
         main_input = getattr(model, "main_input_name", "input_ids")
         if main_input not in inputs:
             self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")
             return 0
         number = self._count_local(inputs, inputs[main_input], args, processing_class)
-        return int(sum_across_processes(number, args.device, tp_size))
+        return int(sum_across_processes(number, args.device, copies))
 
     def _count_local(self, inputs: Any, token_ids: Any, args: TrainingArguments, processing_class: Any) -> int:
         if args.include_num_input_tokens_seen == "non_padding":

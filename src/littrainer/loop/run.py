@@ -300,6 +300,8 @@ class TrainingRun:
             session.first_step, session.first_input_tokens = state.global_step, state.num_input_tokens_seen
         health.begin(self.windows, trainer.model, trainer.accelerator, self.folder, self.checkpoint)
         clear_gradients(trainer.model)
+        if session.sequences is not None:
+            session.sequences.check()
         check_packing(trainer.args, trainer.model, trainer.model_wrapped, self.windows.loader)
         session.speed.begin(state)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)

@@ -129,6 +129,10 @@ def test_fsdp_and_layouts_are_converted_to_accelerates_objects(tmp_path: Path, m
     args.parallelism_config = real
     assert facade.parallelism_config is real
 
+    for name in ("cp_size", "sp_size"):
+        config = AcceleratorFacade(quiet_arguments(tmp_path, parallelism_config={name: 2})).parallelism_config
+        assert (getattr(config, name), config.total_size) == (2, 2)
+
     # Replicas with tensor parallelism, which the constructor of accelerate's config rejects.
     monkeypatch.setenv("WORLD_SIZE", "4")
     config = AcceleratorFacade(

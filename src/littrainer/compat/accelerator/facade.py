@@ -29,7 +29,7 @@ from littrainer.compat.accelerator.states import (
 )
 from littrainer.data.loaders import PrefetchLoader, prepare_loader
 from littrainer.distributed import collectives
-from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
+from littrainer.distributed.layout import get_process_layout, model_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
 from littrainer.model.traversal import move_model
@@ -152,7 +152,7 @@ class AcceleratorFacade:
         rows = self._count_rows()
         if rows is None and collectives.get_world_size() == 1:
             return input_data
-        copies = tensor_parallel_size(self._args)
+        copies = model_parallel_size(self._args)
         if not use_gather_object and collectives.has_only_tensors(input_data):
             data = collectives.gather_across_processes(input_data, copies)
         else:
@@ -162,8 +162,8 @@ class AcceleratorFacade:
         return data if rows is None else truncate_nested(data, rows)
 
     def gather_each_sample(self, tensor: Any) -> Any:
-        """Gather each sample once if tensor-parallel processes predict it together."""
-        return collectives.gather_across_processes(tensor, tensor_parallel_size(self._args))
+        """Gather each sample once if several processes predict it together."""
+        return collectives.gather_across_processes(tensor, model_parallel_size(self._args))
 
     def _count_rows(self) -> int | None:
         if self.evaluated_loader is not None or self.samples_in_last_batch is not None:

@@ -10,7 +10,7 @@ from littrainer.arguments.deepspeed import has_deepspeed
 from littrainer.arguments.process import distributed_type, partial_state
 from littrainer.arguments.sharding import get_fsdp_plugin_keywords, get_sharding_plan
 from littrainer.data.loaders import current_loader
-from littrainer.distributed.layout import get_process_layout
+from littrainer.distributed.layout import get_process_layout, get_requested_sizes
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -27,6 +27,8 @@ def build_parallelism_config(args: TrainingArguments) -> Any:
     from accelerate import ParallelismConfig
 
     config = ParallelismConfig(dp_replicate_size=1, dp_shard_size=layout.shards, tp_size=layout.tensor_parallel)
+    for name in ("cp", "sp"):
+        config._set_size(name, get_requested_sizes(args)[1][f"{name}_size"])
     # The constructor rejects replicas with tensor parallelism.
     config._set_size("dp_replicate", layout.replicas)
     return config
