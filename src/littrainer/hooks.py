@@ -202,9 +202,8 @@ class TrainerHooks(TrainerAttributesBase):
         elif args.pack_to_length is not None and description == "Evaluation":
             collate = partial(collate_with_labels, collate)
         elif args.pack_to_length is not None and is_training:
-            attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
             dataset, sampler, collate = pack_documents(
-                args, (untrimmed, dataset), sampler, collate, self.processing_class, attention
+                args, (untrimmed, dataset), sampler, collate, self.processing_class, self.model
             )
         settings = getattr(self.accelerator, "dataloader_config", None)
         loader = build_loader(
@@ -240,7 +239,6 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _get_signature_columns(self) -> list[str]:
         self._set_signature_columns_if_needed()
-        # Libraries override the method above.
         return self.args.signature_columns or self._signature_columns or []
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:

@@ -36,7 +36,7 @@ def pack_documents(
     sampler: Any,
     collate: Callable[[list[Any]], Any],
     processing_class: Any,
-    attention: str | None,
+    model: Any,
 ) -> tuple[Any, Any, PackedCollator]:
     """Return dataset, sampler and collator for training rows of up to `pack_to_length` tokens.
 
@@ -50,6 +50,7 @@ def pack_documents(
     dispatches = getattr(args.accelerator_config, "dispatch_batches", None)
     # Dispatched batches are joined and split, which requires rows of equal length.
     fills = data_parallel_size(args) > 1 and (is_stream if dispatches is None else dispatches)
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     flattens = "flash" in (attention or "")
     if fills and flattens:
         raise ValueError(
