@@ -59,7 +59,7 @@ def test_each_command_has_a_help_page_of_the_same_kind(name: str, capsys: pytest
     ("arguments", "complaint"),
     [
         (["explian"], "no command 'explian'; did you mean 'explain'?"),
-        (["xyz"], "no command 'xyz'; known are run, check, explain, report, verify, compare, env"),
+        (["xyz"], "no command 'xyz'; known are run, check, explain, report, list, verify, compare, env"),
         (["script.py", "--lr", "1"], "to run a script, put `run` before it: littrainer run script.py"),
         (["--verson"], "unrecognized arguments: --verson; --verson: did you mean '--version'?"),
         (["report", "--outptu=x", "runs"], "unrecognized arguments: --outptu=x; --outptu: did you mean '--output'?"),

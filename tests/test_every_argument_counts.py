@@ -255,6 +255,7 @@ EFFECTS: dict[str, Effect] = {
     "eval_delay": Effect(0, 3, events, EVALUATING),
     "per_device_eval_batch_size": Effect(2, 7, evaluation_batches),
     "eval_on_start": Effect(False, True, events, EVALUATING),
+    "eval_at_end": Effect(False, True, events),
     "eval_accumulation_steps": Effect(1, 2, moves_to_the_host),
     # Checkpoints
     "save_only_model": Effect(False, True, files, SAVING),
@@ -366,6 +367,7 @@ TESTED_ELSEWHERE: dict[str, str] = {
     "full_determinism": "fidelity/cases/model_side.py::full_determinism",
     "use_cpu": "arguments/test_process.py::test_each_process_has_the_gpu_of_its_number_before_metal_and_the_cpu",
     "remove_unused_columns": "test_trainer.py::test_columns_the_model_does_not_take_are_removed_from_a_table",
+    "signature_columns": "data/test_columns.py::test_signature_columns_names_the_columns_to_keep",
     "label_names": "fidelity/cases/evaluation_outputs.py::labels_of_several_names",
     "length_column_name": "fidelity/cases/sampling.py::grouped_by_a_column_of_lengths",
     "skip_memory_metrics": "fidelity/cases/model_side.py::memory_metrics",

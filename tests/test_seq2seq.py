@@ -165,15 +165,17 @@ def test_outputs_without_a_padding_token_are_refused_with_the_setting_to_change(
         trainer.predict(QUESTIONS)
 
 
-def test_a_decoder_only_model_is_prompted_without_the_labels(tmp_path: Path) -> None:
+def test_a_decoder_only_model_completes_the_prompt_before_the_labels(tmp_path: Path) -> None:
     rows = Rows([{"input_ids": [5, 6, 7, 8 + row], "labels": [-100, -100, 7, 8 + row]} for row in range(3)])
     model, prompts = tiny_gpt2(), []
+    completion = model.generate(input_ids=torch.tensor([[5, 6]]), max_length=6, do_sample=False)[0, 2:].tolist()
     generate = model.generate
     model.generate = lambda **inputs: prompts.append(inputs["input_ids"].tolist()) or generate(**inputs)
     keywords = {"eval_dataset": rows, "data_collator": default_data_collator}
     trainer = translator(tmp_path, model, trainer_kwargs=keywords, generation_max_length=6)
     output = trainer.predict(rows)
     assert [prompt for batch in prompts for prompt in batch] == [[5, 6]] * 3
-    assert output.predictions.shape[0] == 3 and output.label_ids[:, 2:4].tolist() == [[7, 8], [7, 9], [7, 10]]
+    assert output.predictions[:, : len(completion)].tolist() == [completion] * 3
+    assert output.label_ids[:, 2:4].tolist() == [[7, 8], [7, 9], [7, 10]]
     # The loss is computed for the labels only.
     assert trainer.evaluate()["eval_loss"] == pytest.approx(output.metrics["test_loss"])

@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "find out before a training what would fail late in it, how long it takes and what memory it needs",
     "explain": "show what training arguments turn into on Lightning",
     "report": "write the logs of trainings as an HTML page and a picture",
+    "list": "list the trainings below a folder",
     "verify": "compare the numbers of a script with those of transformers' own Trainer",
     "compare": "show where two trainings differ, and what may be the reason",
     "env": "show what is installed here, for a bug report",

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
-from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
+from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.deepspeed import has_deepspeed, update_deepspeed
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
@@ -44,7 +44,7 @@ from littrainer.data.columns import (
 )
 from littrainer.data.limits import count_development_batches, is_overfit_run
 from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
-from littrainer.data.packing import pack_documents
+from littrainer.data.packing import collate_with_labels, pack_documents
 from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
@@ -205,10 +205,11 @@ class TrainerHooks(TrainerAttributesBase):
             sampler = make_token_batch_sampler(
                 args, untrimmed, sampler, self.processing_class, self.data_collator, is_training
             )
+        elif args.pack_to_length is not None and description == "Evaluation":
+            collate = partial(collate_with_labels, collate)
         elif args.pack_to_length is not None and is_training:
-            attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
             dataset, sampler, collate = pack_documents(
-                args, (untrimmed, dataset), sampler, collate, self.processing_class, attention
+                args, (untrimmed, dataset), sampler, collate, self.processing_class, self.model
             )
         settings = getattr(self.accelerator, "dataloader_config", None)
         loader = build_loader(
@@ -240,20 +241,22 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
-            self._signature_columns = find_accepted_columns(self.model, self.label_names)
+            self._signature_columns = find_accepted_columns(self.model, self.label_names, self.args.signature_columns)
 
     def _get_signature_columns(self) -> list[str]:
         self._set_signature_columns_if_needed()
-        return self._signature_columns or []
+        return self.args.signature_columns or self._signature_columns or []
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
         accepted = self._get_signature_columns()
-        model_name = type(self.model).__name__
-        trimmed = drop_extra_columns(dataset, accepted, self.model, description)
+        model = None if self.args.signature_columns else self.model
+        trimmed = drop_extra_columns(dataset, accepted, model, description)
         names = [name for name in dataset.column_names if name not in accepted]
-        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
+        self._dropped_columns[description] = DroppedColumns(
+            names, description, model and type(model).__name__, accepted
+        )
         warn_about_dropped_lengths(self.args, dataset, trimmed)
         return trimmed
 
@@ -263,7 +266,7 @@ class TrainerHooks(TrainerAttributesBase):
         if not self.args.remove_unused_columns:
             return data_collator
         accepted = self._get_signature_columns()
-        model_name = type(self.model).__name__
+        model_name = None if self.args.signature_columns else type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
         self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
         return collator
@@ -501,8 +504,7 @@ class TrainerHooks(TrainerAttributesBase):
             with part_of_training(EVALUATION), preemption.interruptible_evaluation(state):
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
                 is_new_best = self._determine_best_metric(metrics=metrics, trial=trial)
-                if self.args.save_strategy == SaveStrategy.BEST:
-                    self.control.should_save = is_new_best
+                log_eval_save.update_save_flag(self.args, state, self.control, is_new_best)
         preemption.request_save_and_stop(state, self.control)
         if not self.control.should_save:
             return

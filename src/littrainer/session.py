@@ -21,7 +21,7 @@ from littrainer.callbacks.trainer_context import TrainerContext
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.manager import AUTO, FILES_READ_BY_METHOD, CheckpointManager, find_restart_checkpoint
 from littrainer.checkpoint.reader import read_state
-from littrainer.checkpoint.run_record import describe_run, write_run_record
+from littrainer.checkpoint.run_record import describe_run, get_timestamp, record_end, write_run_record
 from littrainer.checkpoint.store import get_store
 from littrainer.data.limits import check_order_is_fixed, is_overfit_run
 from littrainer.data.loaders import warn_about_ignored_batching
@@ -40,7 +40,7 @@ from littrainer.loop.model_preparation import prepare_model_for_training
 from littrainer.loop.out_of_memory import drop_training_objects, train_with_auto_batch_size
 from littrainer.loop.plan import TrainingPlan
 from littrainer.loop.preemption import Preemption, report_ctrl_c
-from littrainer.loop.reports import InputTokenCounter, MemoryReport
+from littrainer.loop.reports import InputTokenCounter, MemoryReport, find_end_reason
 from littrainer.loop.run import TrainingRun
 from littrainer.loop.speed import NoSpeedLog, SpeedLog
 from littrainer.loop.tracked_means import TrackedMeans, collect_tracked_values
@@ -58,10 +58,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
     from littrainer.compat.accelerator import AcceleratorFacade
     from littrainer.data.columns import DroppedColumns
 
 Value = TypeVar("Value")
+# Error -> why the training ended.
+END_REASONS = {"KeyboardInterrupt": "interrupted by Ctrl-C", "TrialPruned": "pruned"}
 
 
 @dataclass(slots=True)
@@ -283,6 +286,7 @@ def train(
     set_trial_folder(
         trainer.callback_handler.callbacks, None if trial is None else trainer._get_output_dir(trial=trial)
     )
+    trainer.session.checkpoints.times = {"started": get_timestamp()}
     run_dir = functools.partial(trainer._get_output_dir, trial=trial)
     write_record = functools.partial(_write_record_for_run, trainer)
     # Ray: no lock, since the previous process of a paused trial may not have ended.
@@ -304,7 +308,19 @@ def train(
         # The checkpoints of a trial are in a folder of their own, which is not searched here.
         if trial is None:
             resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
-        return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        output = _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        # An override of the training loop may return something else.
+        signal, metrics = trainer.preemption.stop_signal, getattr(output, "metrics", None) or {}
+        signal_name = None if signal is None else signal.name
+        reason = find_end_reason(
+            trainer.args,
+            trainer.state,
+            trainer.callback_handler.callbacks,
+            signal_name,
+            metrics.get("ended_by"),
+        )
+        trainer.session.checkpoints.times["end"] = _describe_end(trainer.state, reason)
+        return output
 
 
 def _watchdog_targets(session: TrainingSession) -> tuple[TrainingRun | None, Any]:
@@ -317,22 +333,30 @@ def _write_record_for_run(trainer: TrainerAttributesBase, folder: Path) -> Itera
     """Write the run record; restore the previous record after a failure before the first optimizer step."""
     session = trainer.session
     record = folder / RUN_RECORD_NAME
-    previous = None
+    checkpoints, previous = session.checkpoints, None
     is_new = not record.exists()
     with contextlib.suppress(OSError):
         previous = record.read_bytes()
-    session.checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
-    write_run_record(trainer.args, folder, session.checkpoints.facts)
+    checkpoints.facts = describe_run(trainer.model, trainer.train_dataset, trainer.eval_dataset)
+    write_run_record(trainer.args, folder, checkpoints.facts)
     try:
         yield
-    except BaseException:
+        record_end(record, checkpoints.times["end"])
+    except BaseException as error:
         if session.run is None or trainer.state.global_step <= session.first_step:
             with contextlib.suppress(OSError):
                 if is_new:
                     record.unlink()
                 elif previous is not None:
                     write_atomically(record, previous)
+        else:
+            name = type(error).__name__
+            record_end(record, _describe_end(trainer.state, END_REASONS.get(name, f"failed: {name}")))
         raise
+
+
+def _describe_end(state: TrainerState, reason: str) -> dict[str, Any]:
+    return {"reason": reason, "step": state.global_step, "time": get_timestamp()}
 
 
 def _train_from(

@@ -28,7 +28,7 @@ from littrainer.data.collators import get_default_collator
 from littrainer.data.columns import explain_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_processes
-from littrainer.distributed.layout import get_requested_sizes, set_layout_from_model, tensor_parallel_size
+from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
 from littrainer.hooks import NO_CONTEXT, TrainerHooks
@@ -85,13 +85,11 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         RuntimeError: no model, or optimizers in addition to `model_init` or `optimizer_cls_and_kwargs`.
 
     Examples:
-        >>> from littrainer import Trainer, TrainingArguments
         >>> args = TrainingArguments("runs/first", max_steps=2, eval_strategy="steps", eval_steps=1)
         >>> trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset)
         >>> trainer.train().global_step
         {'eval_loss': ...}
         2
-        >>> trainer.save_model("runs/first/model")
     """
 
     @accept_earlier_keywords(tokenizer="processing_class")
@@ -127,7 +125,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self.model = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
-        self.model = self.call_model_init() if model is None else model
+        self.model = self.model_wrapped = self.call_model_init() if model is None else model
         set_layout_from_model(args, self.model)
         self.is_model_parallel = self._has_foreign_device_map()
         self.place_model_on_device = self._should_place_model()
@@ -137,7 +135,6 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             args._n_gpu = 1
         else:
             args._warn_of_idle_gpus()
-        self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.data_collator = data_collator or get_default_collator(processing_class)
@@ -161,8 +158,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
 
         self._create_state()
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-        self._signature_columns = None
-        self._dropped_columns = {}
+        self._signature_columns, self._dropped_columns = None, {}
         self._train_batch_size = args.train_batch_size
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
         if (config := getattr(self.model, "config", None)) is not None:
@@ -415,14 +411,6 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         model_size = getattr(self.model, "_tp_size", None)
         return tensor_parallel_size(self.args) if model_size is None else model_size
 
-    def get_cp_size(self) -> int:
-        """Return the number of processes that share each sequence by context parallelism."""
-        return get_requested_sizes(self.args)[1]["cp_size"]
-
-    def get_sp_size(self) -> int:
-        """Return the number of processes that share each sequence by sequence parallelism."""
-        return get_requested_sizes(self.args)[1]["sp_size"]
-
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
     def evaluate(
@@ -501,8 +489,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             prediction_loss_only: do not store predictions; by default the argument of the same name decides.
             ignore_keys, metric_key_prefix: as in `evaluate`.
         """
-        if prediction_loss_only is None:
-            prediction_loss_only = self.args.prediction_loss_only
+        prediction_loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         accept_earlier_signatures(self)
         evaluation = EvaluationLoop(
             self,
@@ -524,7 +511,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         ):
             run_lightning.shard_for_evaluation(self)
             model = self._prepare_model_for_evaluation()
-            if sequences is not None and not self.is_in_train:
+            if sequences is not None:
                 sequences.check()
             evaluation.begin(model)
             run_lightning.evaluate(self, evaluation)
@@ -564,7 +551,9 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
             # Only the training's own facts describe the weights before it.
-            facts = self.session.checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
+            checkpoints = self.session.checkpoints
+            facts = checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
+            facts["run"].update(checkpoints.times)
             write_run_record(self.args, self.args.output_dir, facts)
             upload_files(self.args.output_dir)
 

@@ -56,7 +56,7 @@ class Bars:
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
     bars = Bars()
-    monkeypatch.setattr(progress, "tqdm", bars)
+    monkeypatch.setattr(progress, "ProgressBar", bars)
     return bars
 
 
@@ -186,6 +186,36 @@ def test_a_long_log_line_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = format_log_line({f"metric_{number}": number / 7 for number in range(20)}, STATE).splitlines()
     assert len(shown) > 3 and all(len(line) <= 100 for line in shown)
     assert all(line.startswith(" " * 14 + "metric_") for line in shown[1:])
+
+
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_rows_break_at_the_same_columns_whatever_the_numbers(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shapes = set()
+    for loss in (2.0, 0.0012345, 1.2345e-05):
+        logs = {
+            "loss": loss,
+            "grad_norm": loss,
+            "learning_rate": loss,
+            "epoch": 0.5,
+            **{f"m{n}": loss for n in range(6)},
+        }
+        lines = format_log_line(logs, STATE).splitlines()
+        shapes.add(tuple(tuple(re.findall(r"[a-z_]+\d? ", line)) for line in lines))
+        assert all(len(line) <= columns for line in lines)
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(450, ["loss"]), (10**9, []), (450, ["loss", "lr", "samples/s"])])
+def test_a_bar_has_at_least_twenty_characters(steps: int, shown: list[str]) -> None:
+    columns = 80 if len(shown) < 3 else 160
+    bar: Any = progress.ProgressBar(total=steps, desc="training", ncols=columns, file=io.StringIO())
+    bar.set_postfix({"loss": "0.1234", "lr": "0.001824", "samples/s": "1234.5"}, refresh=False)
+    bar.update(steps // 2)
+    text = str(bar)
+    assert len(text) <= columns and text.split("|")[1].strip()
+    assert len(text.split("|")[1]) >= 20 and re.findall(r"([\w/]+)=", text) == shown
+    bar.close()
 
 
 @pytest.mark.parametrize(

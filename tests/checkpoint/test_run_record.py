@@ -72,6 +72,7 @@ def test_a_run_without_saves_writes_no_record_before_save_state(tmp_path: Path) 
     trainer.save_state()
     assert record_in(tmp_path / "run")["data"]["train"]["rows"] == 10
     assert record_in(tmp_path / "run")["model"] == {}
+    assert record_in(tmp_path / "run")["run"]["end"]["reason"] == "completed"
 
 
 @dataclasses.dataclass

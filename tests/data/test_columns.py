@@ -106,3 +106,32 @@ def test_an_unrelated_error_gets_no_note(tmp_path: Path, missing: Any) -> None:
     with pytest.raises(KeyError) as caught:
         make_trainer(tmp_path, FORMS["rows"](), collator=collator).train()
     assert find_column_notes(caught.value) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_signature_columns_names_the_columns_to_keep(tmp_path: Path, form: str) -> None:
+    columns = ["x", "labels", "weight"]
+    trainer = make_trainer(tmp_path, FORMS[form](), signature_columns=columns)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        assert sorted(next(iter(loader))) == sorted(columns)
+    # An override of the method, as libraries have it, does not replace the argument.
+    trainer._signature_columns = ["x"]
+    assert trainer._get_signature_columns() == columns
+
+
+def test_a_column_that_signature_columns_leaves_out_is_named_in_the_error(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, FORMS["rows"](), WeightingTrainer, signature_columns=["x", "labels"])
+    with pytest.raises(KeyError) as caught:
+        trainer.train()
+    assert any("signature_columns=['x', 'labels'] has left 'weight' out" in note for note in caught.value.__notes__)
+
+
+def test_signature_columns_with_unknown_or_useless_names_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, FORMS["datasets"](), signature_columns=["x", "labels", "wieght"])
+    with pytest.raises(ValueError, match=r"names 'wieght', and the training set has no such column .*'weight'"):
+        trainer.get_train_dataloader()
+    # Data for evaluation may have fewer columns.
+    assert sorted(next(iter(trainer.get_eval_dataloader()))) == ["labels", "x"]
+    for changes in ({"signature_columns": []}, {"signature_columns": ["x"], "remove_unused_columns": False}):
+        with pytest.raises(ValueError, match=r"signature_columns=.*leave it out"):
+            quiet_arguments(tmp_path, **changes)

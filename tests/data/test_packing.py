@@ -270,3 +270,18 @@ def test_data_that_cannot_be_packed_is_refused(tmp_path: Path, name: str) -> Non
     data, collate, words = REFUSED[name]
     with pytest.raises(ValueError, match=words):
         language_trainer(tmp_path, data, collate=collate, pack_to_length=5, max_steps=2).train()
+
+
+def test_an_evaluation_set_without_labels_has_the_loss_of_its_tokens_as_in_training(tmp_path: Path) -> None:
+    labelled = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in ROWS]
+    losses = []
+    for rows in (labelled, [{"input_ids": row["input_ids"]} for row in ROWS]):
+
+        def collate(batch: list[Any]) -> Any:
+            padded = pad_tokens([{**row, "labels": row["input_ids"]} for row in batch])
+            return padded if "labels" in batch[0] else {name: padded[name] for name in ("input_ids", "attention_mask")}
+
+        trainer = language_trainer(tmp_path, Rows(rows), collate=collate, pack_to_length=SIZE)
+        losses.append(trainer.evaluate(Rows(rows))["eval_loss"])
+        assert trainer.predict(Rows(rows)).metrics.keys().isdisjoint({"test_loss"}) is ("labels" not in rows[0])
+    assert losses[0] == losses[1]

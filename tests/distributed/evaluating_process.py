@@ -16,13 +16,13 @@ import torch
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
-from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
+from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer, TrainerCallback
 from littrainer.data.stream_end import UnequalData
 from littrainer.distributed.failures import PeerFailedError
 from tests.distributed.checks import run_checks
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import Rows, token_rows, translation_rows, vector_rows
-from tests.scenarios.models import CLASSES, VectorClassifier, tiny_bert_classifier, tiny_t5
+from tests.scenarios.models import CLASSES, VectorClassifier, tiny_bert_classifier, tiny_llama, tiny_t5
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -90,6 +90,24 @@ def collect_objects(folder: Path, rank: int, size: int) -> Any:
     return [[label["boxes"].tolist() for label in batch] for batch in output.label_ids]
 
 
+def collect_samples(folder: Path, rank: int, size: int) -> Any:
+    """Collect labels with an entry for each sample, the last batches of which are short, without further arguments."""
+
+    def collate(samples: list[Any]) -> Any:
+        boxes = [torch.full((sample["labels"] + 1, 4), float(sample["labels"])) for sample in samples]
+        labels = tuple({"boxes": sample_boxes} for sample_boxes in boxes)
+        return {"labels": labels, "label_boxes": boxes, "x": torch.stack([sample["x"] for sample in samples])}
+
+    class Detector(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None, label_boxes: Any = None) -> Any:
+            logits = self.logits(x)
+            return {"loss": logits.mean(), "logits": logits}
+
+    trainer = quiet_trainer(folder, Detector(), trainer_kwargs={"data_collator": collate}, remove_unused_columns=False)
+    labels, boxes = trainer.predict(Rows(vector_rows(8))).label_ids
+    return [[label["boxes"].tolist() for label in labels], [sample_boxes.tolist() for sample_boxes in boxes]]
+
+
 def generate_with_shards(folder: Path, rank: int, size: int) -> Any:
     """Generate with a sharded model, with unequal numbers of steps in the processes."""
     torch.manual_seed(0)
@@ -108,6 +126,18 @@ def generate(folder: Path, rank: int, size: int) -> Any:
     trainer = Seq2SeqTrainer(tiny_t5(), arguments, data_collator=pad_translations)
     output = trainer.predict(Rows(translation_rows(2 * BATCH_SIZE + 1, seed=1)), max_length=LONG)
     return output.predictions, output.label_ids
+
+
+def complete_prompts(folder: Path, rank: int, size: int) -> Any:
+    """Complete prompts of different lengths with a decoder-only model."""
+    torch.manual_seed(0)
+    rows = [
+        {"input_ids": [5 + number] * (2 + number) + [3, 4], "labels": [-100] * (2 + number) + [3, 4]}
+        for number in range(2 * BATCH_SIZE + 1)
+    ]
+    arguments = quiet_arguments(folder, Seq2SeqTrainingArguments, predict_with_generate=True)
+    trainer = Seq2SeqTrainer(tiny_llama(), arguments, data_collator=pad_tokens)
+    return trainer.predict(Rows(rows), min_new_tokens=SHORT, max_new_tokens=SHORT).predictions
 
 
 def predict_by_tokens(folder: Path, rank: int, size: int) -> Any:
@@ -167,12 +197,36 @@ def the_first_process_computes_and_writes_the_metrics(folder: Path) -> None:
     assert files == ([] if RANK else expected)
 
 
-COMPARED = (compute_streaming_metrics, collect_objects, generate_with_shards, generate, predict_by_tokens)
+def a_stop_of_one_process_ends_with_an_evaluation_in_all(folder: Path) -> None:
+    class StopInSecondProcess(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if RANK == 1 and state.global_step == 2:
+                control.should_training_stop = True
+
+    trainer = quiet_trainer(
+        folder / "stopped",
+        rows=64,
+        trainer_kwargs={"callbacks": [StopInSecondProcess]},
+        eval_at_end=True,
+        save_strategy="steps",
+        metric_for_best_model="loss",
+    )
+    trainer.train()
+    (step,) = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert step == trainer.state.global_step == trainer.state.best_global_step < trainer.state.max_steps
+    assert (folder / "stopped" / f"checkpoint-{step}").is_dir()
+
+
+COMPARED = (
+    *(compute_streaming_metrics, collect_objects, collect_samples),
+    *(generate_with_shards, generate, complete_prompts, predict_by_tokens),
+)
 CHECKS = (
     an_error_of_a_metric_function_ends_all_processes,
     loaders_with_unequal_numbers_of_batches_are_refused_in_all_processes,
     evaluating_different_data_is_refused,
     the_first_process_computes_and_writes_the_metrics,
+    a_stop_of_one_process_ends_with_an_evaluation_in_all,
 )
 
 

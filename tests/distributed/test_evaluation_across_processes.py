@@ -56,6 +56,18 @@ def test_objects_are_concatenated_without_padding_samples(results: list[dict[str
         assert [boxes for batch in batches for boxes in batch] == expected
 
 
+def test_labels_with_an_entry_for_each_sample_are_concatenated_by_default(results: list[dict[str, Any]]) -> None:
+    single, *pair = (result["collect_samples"] for result in results)
+    assert [len(labels) for labels in single] == [8, 8] and single[0] == single[1]
+    assert all(labels == single for labels in pair)
+
+
+def test_completions_of_a_decoder_only_model_are_those_of_a_single_process(results: list[dict[str, Any]]) -> None:
+    single, *pair = (result["complete_prompts"] for result in results)
+    assert single.shape == (2 * BATCH_SIZE + 1, SHORT) and len({tuple(row) for row in single.tolist()}) > 1
+    assert all(np.array_equal(completions, single) for completions in pair)
+
+
 def test_a_sharded_model_generates_the_tokens_of_a_single_process(results: list[dict[str, Any]]) -> None:
     single, *pair = (result["generate_with_shards"] for result in results)
     assert len({tuple(row) for row in single.tolist()}) > 1

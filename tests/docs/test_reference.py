@@ -122,7 +122,7 @@ def test_docstrings_of_a_page_describe_each_parameter(page: str) -> None:
 
 def test_the_page_of_the_command_line_has_each_command_and_option() -> None:
     page = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
-    for command in ("run", "explain", "report", "verify", "compare", "env"):
+    for command in ("run", "explain", "report", "list", "verify", "compare", "env"):
         section = page.partition(f"## littrainer {command}\n")[2].partition("\n## ")[0]
         options = {option for option in options_in(help_of(command)) if re.fullmatch(r"--[a-z-]+", option)}
         missing = [option for option in sorted(options - {"--help"}) if option not in section]

@@ -97,3 +97,5 @@ def test_prompts_end_before_the_labels_and_are_padded_on_the_left() -> None:
     ].tolist() == [[5, 6]]
     questions = {"input_ids": ids}
     assert extract_prompts(questions, lambda: 99) is questions
+    padded = extract_prompts({"input_ids": ids, "attention_mask": mask}, lambda: 99)
+    assert padded["input_ids"].tolist()[1:3] == [[99, 3, 4, 5], [99, 5, 6, 7]]

@@ -189,6 +189,20 @@ def test_a_signal_before_the_first_step_does_what_it_did_before_training(
     assert calls and not list(tmp_path.glob("checkpoint-*"))
 
 
+def test_a_last_evaluation_that_a_signal_interrupts_is_made_by_the_resumed_training(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eval_strategy": "no", "eval_at_end": True}
+    settings |= {"save_strategy": "steps", "metric_for_best_model": "loss"}
+    uninterrupted = make(tmp_path / "whole", **settings)
+    uninterrupted.train()
+    stopped = make(tmp_path / "stopped", SignalIn("on_prediction_step", 7), **settings)
+    stopped.train()
+    assert not any("eval_loss" in entry for entry in stopped.state.log_history)
+    resumed = make(tmp_path / "stopped", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    check_same_training(resumed, uninterrupted)
+    assert resumed.state.best_global_step == 7
+
+
 def test_several_signals_save_once_and_each_reaches_the_scripts_handler(tmp_path: Path, calls: list[int]) -> None:
     recorder = Recorder()
     handler = signal.getsignal(signal.SIGTERM)

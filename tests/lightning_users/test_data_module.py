@@ -187,13 +187,14 @@ def test_unused_columns_are_dropped_unless_disabled(caplog: pytest.LogCaptureFix
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.listener(**batch)["loss"]
 
-    for columns, model in ((2.0, None), (1.0, RecordingModel())):
-        module, data = Modelless(), numbers_module(Numbers(2), names)
+    keeping_x = {"signature_columns": ["x"]}
+    for columns, model, changes in ((2.0, None, {}), (1.0, RecordingModel(), {}), (1.0, None, keeping_x)):
+        module, data = Modelless(), numbers_module(Numbers(2), names, **changes)
         data.model = model
         caplog.clear()
         lightning(max_epochs=1).fit(module, datamodule=data)
         assert module.listener.numbers == [[columns, columns]]
-        assert ("has no `model` whose forward names its columns" in caplog.text) is (model is None)
+        assert ("has no `model` whose forward names its columns" in caplog.text) is (columns == 2)
 
 
 def test_an_error_about_a_dropped_column_has_a_note() -> None:

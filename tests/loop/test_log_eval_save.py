@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from littrainer import Trainer
+from littrainer import Trainer, TrainerCallback
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -112,3 +112,64 @@ def test_memory_that_runs_out_in_an_evaluation_does_not_shrink_the_training_batc
         trainer.train()
     assert "out of memory" in str(caught.value.__cause__)
     assert trainer._train_batch_size == 4
+
+
+class StopAt(TrainerCallback):
+    """Callback that stops training at an optimizer step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = control.should_training_stop or state.global_step >= self.step
+
+
+# Arguments, the optimizer step of a stop, and the steps that are evaluated, of at most five in two epochs.
+LAST_EVALUATIONS: list[tuple[dict[str, Any], int, list[int]]] = [
+    ({}, 9, [5]),
+    ({}, 2, [2]),
+    ({"eval_strategy": "steps", "eval_steps": 2}, 9, [2, 4, 5]),
+    ({"eval_strategy": "steps", "eval_steps": 2}, 3, [2, 3]),
+    ({"eval_strategy": "steps", "eval_steps": 2}, 4, [2, 4]),
+    ({"eval_strategy": "epoch"}, 9, [3, 5]),
+    ({"eval_strategy": "epoch", "eval_delay": 7, "save_strategy": "epoch"}, 9, [5]),
+    ({"save_strategy": "epoch"}, 4, [4]),
+]
+
+
+@pytest.mark.parametrize(("changes", "stop", "evaluated"), LAST_EVALUATIONS, ids=str)
+def test_eval_at_end_evaluates_the_last_step_once_before_the_summary(
+    tmp_path: Path, changes: dict[str, Any], stop: int, evaluated: list[int]
+) -> None:
+    trainer = quiet_trainer(
+        tmp_path, trainer_kwargs={"callbacks": [StopAt(stop)]}, max_steps=5, eval_at_end=True, **changes
+    )
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == evaluated
+    assert "train_loss" in trainer.state.log_history[-1]
+
+
+@pytest.mark.parametrize("is_best", [True, False])
+def test_a_last_evaluation_that_is_the_best_is_saved_and_loaded(tmp_path: Path, is_best: bool) -> None:
+    qualities = iter([0.5, 0.75 if is_best else 0.25])
+    trainer = quiet_trainer(
+        tmp_path,
+        trainer_kwargs={"callbacks": [StopAt(3)], "compute_metrics": lambda _: {"quality": next(qualities)}},
+        max_steps=5,
+        eval_at_end=True,
+        **dict.fromkeys(("eval_strategy", "save_strategy"), "steps"),
+        **dict.fromkeys(("eval_steps", "save_steps"), 2),
+        load_best_model_at_end=True,
+        metric_for_best_model="quality",
+    )
+    trainer.train()
+    assert [path.name for path in sorted(tmp_path.glob("checkpoint-*"))] == ["checkpoint-2", "checkpoint-3"][
+        : 1 + is_best
+    ]
+    assert trainer.state.best_global_step == (3 if is_best else 2)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{trainer.state.best_global_step}")
+
+
+def test_eval_at_end_without_an_evaluation_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="eval_at_end asks for evaluations, but there is no eval_dataset"):
+        quiet_trainer(tmp_path, trainer_kwargs={"eval_dataset": None}, eval_at_end=True)

@@ -23,7 +23,7 @@ ARGUMENTS_OF: dict[str, str] = {
         "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context "
         "dataloader_in_order max_tokens_per_batch pack_to_length"
     ),
-    "data columns": "remove_unused_columns label_names",
+    "data columns": "remove_unused_columns signature_columns label_names",
     "sampler": "data_seed train_sampling_strategy length_column_name sortish_sampler",
     "model": (
         "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "
@@ -34,7 +34,7 @@ ARGUMENTS_OF: dict[str, str] = {
     "seeds": "full_determinism seed",
     "evaluation": (
         "bf16_full_eval fp16_full_eval prediction_loss_only eval_on_start eval_do_concat_batches "
-        "eval_accumulation_steps include_for_metrics batch_eval_metrics eval_loss_weighting eval_minutes "
+        "eval_accumulation_steps include_for_metrics batch_eval_metrics eval_loss_weighting eval_minutes eval_at_end "
         "predict_with_generate generation_max_length generation_num_beams"
     ),
     "checkpoint": (

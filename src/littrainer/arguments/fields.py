@@ -367,6 +367,11 @@ class AdditionalFields:
     )
     save_minutes: float | None = argument(None, "Save after so many minutes without a checkpoint.")
     eval_minutes: float | None = argument(None, "Evaluate after so many minutes without an evaluation.")
+    eval_at_end: bool = argument(
+        False,
+        "Evaluate after the last step, unless it was just evaluated; save it if it is the best and `save_strategy` "
+        "is not `no`.",
+    )
     max_minutes: float | None = argument(
         None,
         "Minutes after which each `train()` ends as at `max_steps`.",
@@ -374,6 +379,9 @@ class AdditionalFields:
     hang_timeout: float | None = argument(
         None,
         "Seconds without progress after which training prints stacks and ends with an error.",
+    )
+    signature_columns: list[str] | None = argument(
+        None, "Dataset columns to keep; default: the arguments of the model's forward, and the labels."
     )
     max_tokens_per_batch: int | None = argument(
         None, "Maximum tokens, with padding, of a batch of samples of similar length; in evaluation too."

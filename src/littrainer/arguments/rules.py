@@ -276,6 +276,12 @@ def validate(args: ArgumentFields) -> None:
             'loss_normalization="exact" divides by what all processes count, and average_tokens_across_devices=False '
             "by what each counts; leave that at True."
         )
+    if args.signature_columns is not None and not (args.remove_unused_columns and args.signature_columns):
+        kept = "all columns are kept" if not args.remove_unused_columns else "it would keep no column"
+        raise ValueError(
+            f"signature_columns={args.signature_columns} names the columns that remove_unused_columns keeps, and with "
+            f"remove_unused_columns={args.remove_unused_columns} {kept}: leave it out, or change that."
+        )
     checkpointing: Any = args.activation_checkpointing_kwargs or {}
     every = checkpointing.get("every_n_layers", 1)
     if not isinstance(every, int) or every < 1:

@@ -147,7 +147,8 @@ def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, o
         others: the Trainer and its callbacks; instances of user classes may evaluate or log at any time.
     """
     has_lambda = any(is_lightning_class(callback, "LambdaCallback") for callback in callbacks)
-    may_evaluate = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or not _are_from_libraries(others)
+    asks_for_one = args.eval_on_start or args.eval_at_end
+    may_evaluate = args.eval_strategy != IntervalStrategy.NO or asks_for_one or not _are_from_libraries(others)
     for callback in callbacks:
         reject_unsupported_callback(callback, args, model)
         monitored = getattr(callback, "monitor", None)

@@ -26,8 +26,13 @@ LABELS = {"eval": "evaluation", "test": "prediction"}
 UNITS = {"runtime": "s", "samples_per_second": "samples/s"}
 # Omitted from lines: the bar shows it.
 SHOWN_BY_BARS = "steps_per_second"
-MAX_COLUMNS = 100
-# Separates name and value without a line break.
+# Width without a terminal.
+DEFAULT_COLUMNS = 100
+MIN_BAR_COLUMNS = 20
+DEFAULT_BAR = "{l_bar}{bar}{r_bar}"
+# Without steps per second.
+SHORT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+# Separates name and value without a line break, and pads columns, so that rows break at the same places.
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -58,16 +63,39 @@ def format_log_line(logs: dict[str, Any], state: TrainerState, max_str_len: int 
     prefix = next((name.removesuffix("_runtime") for name in shown if name.endswith("_runtime")), "")
     label = {"": TRAINING, "train": "finished"}.get(prefix) or get_progress_label(prefix)
     step = f"step{NO_BREAK}{state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
-    cells = [step, f"epoch{NO_BREAK}{shown.pop('epoch', ''):<5}", f"{label:<10}"]
+    cells = [step, f"epoch{NO_BREAK}{shown.pop('epoch', ''):{NO_BREAK}<5}", f"{label:{NO_BREAK}<10}"]
     for name, value in shown.items():
         short = name.removeprefix(f"{prefix}_")
         if short in UNITS:
-            cells.append(f"{value}{NO_BREAK}{UNITS[short]}")
+            cells.append(f"{value}{NO_BREAK}{UNITS[short]}".ljust(len(UNITS[short]) + 6, NO_BREAK))
         elif short != SHOWN_BY_BARS and not name.startswith(SPEED_PREFIX):
-            cells.append(f"{name if prefix == 'train' else short}{NO_BREAK}{value!s:<9}")
-    width = min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 0)).columns)
-    line = textwrap.fill("  ".join(cells), width, subsequent_indent=" " * (len(step) + 2))
-    return line.replace(NO_BREAK, " ")
+            cells.append(f"{name if prefix == 'train' else short}{NO_BREAK}{value!s:{NO_BREAK}<9}")
+    width = shutil.get_terminal_size((DEFAULT_COLUMNS, 0)).columns
+    lines = textwrap.wrap("  ".join(cells), width, subsequent_indent=" " * (len(step) + 2))
+    return "\n".join(line.replace(NO_BREAK, " ").rstrip() for line in lines)
+
+
+class ProgressBar(tqdm):
+    """Progress bar of at least 20 characters, which omits numbers on a narrow terminal, the loss last."""
+
+    @property
+    def format_dict(self) -> Any:
+        shown: Any = super().format_dict
+        # A notebook has a width in percent.
+        while isinstance(shown["ncols"], int) and shown["total"] and self._is_bar_too_short(shown):
+            first, separator, _ = (shown["postfix"] or "").rpartition(", ")
+            if not separator and shown["bar_format"] is None:
+                shown["bar_format"] = SHORT_BAR
+            elif shown["postfix"]:
+                shown["postfix"] = first
+            else:
+                break
+        return shown
+
+    def _is_bar_too_short(self, shown: dict[str, Any]) -> bool:
+        text_format = (shown["bar_format"] or DEFAULT_BAR).replace("{bar}", "")
+        text = self.format_meter(**{**shown, "ncols": None, "bar_format": text_format})
+        return shown["ncols"] - len(text) < MIN_BAR_COLUMNS
 
 
 def write_on_terminal(state: TrainerState, text: str) -> None:
@@ -167,7 +195,7 @@ class ProgressCallback(TrainerCallback):
     def _create_progress_bar(self, args: Any, total: int, label: str, **keywords: Any) -> Any:
         if not should_show_bars(args):
             keywords["disable"] = True
-        return tqdm(total=total, desc=label, dynamic_ncols=True, **keywords)
+        return ProgressBar(total=total, desc=label, dynamic_ncols=True, **keywords)
 
     def _label_training_bar(self, label: str) -> None:
         if self.training_bar is not None and label != self._label:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Attribute of an EarlyStoppingCallback, in the states of callbacks.
 PATIENCE_COUNTER = "early_stopping_patience_counter"
+COMPLETED = "completed"
 
 
 class ExportableState:
@@ -224,6 +225,19 @@ def hp_params(trial: Any) -> dict[str, Any]:
             f"A trial is {kind_of(trial)}, and has to be an Optuna trial, or a dict of parameters by name."
         )
     return dict(parameters)
+
+
+def describe_early_stop(counters: Iterable[tuple[float, int]], metric: str | None) -> str | None:
+    """Return why early stopping ended a training; None if it did not.
+
+    Parameters:
+        counters: patience and evaluations without improvement of each callback.
+    """
+    for patience, counter in counters:
+        if counter >= patience:
+            evaluations = f"{patience} evaluation{'s' * (patience != 1)}"
+            return f"stopped early: {metric or 'the metric'} did not improve for {evaluations}"
+    return None
 
 
 def is_exportable(callback: Any) -> bool:

@@ -205,7 +205,8 @@ class TrainingCheck:
 
     def _check_rows(self) -> Iterator[Finding]:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
-        columns = find_accepted_columns(model, trainer.label_names) if self.args.remove_unused_columns else None
+        keeps_all, names = not self.args.remove_unused_columns, trainer.label_names
+        columns = None if keeps_all else find_accepted_columns(model, names, self.args.signature_columns)
         has_custom_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, ("compute_loss",)))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
@@ -477,7 +478,7 @@ class TrainingCheck:
             every, minutes = get_schedule(part, args, state)
             by_steps = math.ceil(state.max_steps / every) if every else 0
             counts.append(by_steps + int(seconds / 60 / (minutes or math.inf)))
-        evaluations, saves = counts[0] + bool(args.eval_on_start), counts[1]
+        evaluations, saves = max(counts[0], int(args.eval_at_end)) + bool(args.eval_on_start), counts[1]
         if self.checkpoint is not None and saves:
             self.findings.append(findings.check_disk(args, self.checkpoint, saves))
         if step is None or (evaluations and evaluation is None):

@@ -164,6 +164,8 @@ class CheckpointManager:
         self.pending: PendingSave | None = None
         # Description of code, data and model in the run's record.
         self.facts: dict[str, Any] | None = None
+        # The training's start and end in the run's record, for a record that is written after the training.
+        self.times: dict[str, Any] = {}
         # The last checkpoint (in the writer), until its `on_save` callbacks have run.
         self._written: str | None = None
         # The Trainer's save trainer get only a folder; `get_writer(folder)` returns this checkpoint to them.

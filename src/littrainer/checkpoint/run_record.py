@@ -1,7 +1,8 @@
-"""Records of a run's start: littrainer_run.json, and training_args.bin for transformers and other tools."""
+"""Records of a run's start and end: littrainer_run.json, and training_args.bin for transformers and other tools."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -55,7 +56,7 @@ def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
     command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
     return {
         "run": {
-            "started": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+            "started": get_timestamp(),
             # A program without a file, such as a notebook, has no command that repeats it.
             "command": None if script is None else shlex.join(redact_command(command)),
         },
@@ -91,6 +92,18 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str, facts: Mappin
     text = json.dumps(record, indent=2, default=_to_json, skipkeys=True)
     # Atomic, since other commands may read the file meanwhile.
     write_atomically(Path(run_dir, RUN_RECORD_NAME), f"{text}\n")
+
+
+def record_end(path: Path, end: Mapping[str, Any]) -> None:
+    """Add to a run's record how the training ended; an unreadable record stays as it is."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        record = json.loads(path.read_text("utf-8"))
+        record["run"]["end"] = end
+        write_atomically(path, f"{json.dumps(record, indent=2)}\n")
+
+
+def get_timestamp() -> str:
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def _to_json(value: Any) -> Any:

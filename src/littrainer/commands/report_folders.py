@@ -22,7 +22,7 @@ from littrainer.callbacks.log_history import (
     collect_logged_values,
     parse_log_history,
 )
-from littrainer.callbacks.state import PATIENCE_COUNTER, TrainerState
+from littrainer.callbacks.state import COMPLETED, PATIENCE_COUNTER, TrainerState, describe_early_stop
 from littrainer.checkpoint.layout import (
     PREFIX_CHECKPOINT_DIR,
     RUN_RECORD_NAME,
@@ -66,7 +66,8 @@ class Run:
         state_file, state, history: trainer_state.json, its content, and the numbers in it.
         arguments: training arguments as text, None if unknown.
         environment: device, processes, versions, class of the model, by name.
-        started, command: date and time of the start, and the command line; None if not recorded.
+        started, command, end: date and time of the start, the command line, and why the training ended; None if not
+            recorded.
         notes: sentences about missing information.
     """
 
@@ -79,6 +80,7 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     started: str | None = None
     command: str | None = None
+    end: str | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -89,14 +91,22 @@ class Run:
     def ending(self) -> str:
         """Reason why the training ended, or how far it is."""
         state = self.state
+        if self.end is not None:
+            return self.end
         if 0 < state.max_steps <= state.global_step:
-            return "completed"
-        for saved in (state.stateful_callbacks or {}).values():
-            for callback in saved if isinstance(saved, list) else [saved]:
-                patience = callback.get("args", {}).get("early_stopping_patience", math.inf)
-                if callback.get("attributes", {}).get(PATIENCE_COUNTER, 0) >= patience:
-                    metric = (self.arguments or {}).get("metric_for_best_model", "the metric")
-                    return f"stopped early: {metric} did not improve for {patience} evaluation{'s' * (patience != 1)}"
+            return COMPLETED
+        saved = (state.stateful_callbacks or {}).values()
+        callbacks = [callback for states in saved for callback in (states if isinstance(states, list) else [states])]
+        counters = [
+            (
+                callback.get("args", {}).get("early_stopping_patience", math.inf),
+                callback.get("attributes", {}).get(PATIENCE_COUNTER, 0),
+            )
+            for callback in callbacks
+        ]
+        early_stop = describe_early_stop(counters, (self.arguments or {}).get("metric_for_best_model"))
+        if early_stop is not None:
+            return early_stop
         if self.history.summary:
             return "stopped before its last step, by a callback or a time limit"
         return "not complete: it is running, or was interrupted"
@@ -327,6 +337,8 @@ def _add_arguments(run: Run, folders: list[Path]) -> None:
         run.arguments = {name: format_value(value) for name, value in redact_secrets(record["arguments"]).items()}
         start = record.get("run", {})
         run.started, run.command = start.get("started"), start.get("command")
+        # The page of a checkpoint is about the training until then.
+        run.end = None if checkpoint_step(run.folder) is not None else start.get("end", {}).get("reason")
         facts = {**record.get("environment", {}), **record.get("versions", {}), **record.get("code", {})}
         for name, data in record.get("data", {}).items():
             size = "stream" if data.get("rows") is None else f"{data['rows']:,} rows"

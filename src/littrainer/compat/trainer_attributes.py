@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.state import TrainerState
 from littrainer.compat.accelerator.facade import AcceleratorFacade, wrap_accelerator
-from littrainer.distributed.layout import tensor_parallel_size
+from littrainer.distributed.layout import get_requested_sizes, tensor_parallel_size
 from littrainer.model.facts import read_model_facts
 
 if TYPE_CHECKING:
@@ -99,6 +99,14 @@ class TrainerAttributes:
     @property
     def is_tp_enabled(self) -> bool:
         return tensor_parallel_size(self.args) > 1
+
+    def get_cp_size(self) -> int:
+        """Return the number of processes that share each sequence by context parallelism."""
+        return get_requested_sizes(self.args)[1]["cp_size"]
+
+    def get_sp_size(self) -> int:
+        """Return the number of processes that share each sequence by sequence parallelism."""
+        return get_requested_sizes(self.args)[1]["sp_size"]
 
     @property
     def _memory_tracker(self) -> MemoryTracker:

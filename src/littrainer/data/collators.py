@@ -191,7 +191,8 @@ class RemoveColumnsCollator:
 
 def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:
     location = f" of the {description} set" if description else ""
+    excluded = "signature_columns does not name" if model_name is None else f"{model_name}.forward does not take"
     return (
-        f"Columns{location} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "
+        f"Columns{location} that {excluded} are left out: {', '.join(dropped)}. "
         "Set remove_unused_columns=False to pass them to the collator."
     )

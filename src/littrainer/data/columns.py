@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from littrainer.arguments.did_you_mean import suggest_name
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, find_text
 from littrainer.model.facts import base_model, find_catch_all_name
 from littrainer.runtime.lazy_isinstance import is_a
@@ -32,16 +33,21 @@ class DroppedColumns(NamedTuple):
 
     Parameters:
         names: the columns; a collator may add names later.
-        accepted: arguments of forward and label names.
+        model_name: class of the model; None if `signature_columns` names the accepted columns.
+        accepted: arguments of forward and label names, or `signature_columns`.
     """
 
     names: Collection[str]
     description: str | None
-    model_name: str
+    model_name: str | None
     accepted: Sequence[str]
 
 
-def find_accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
+def find_accepted_columns(
+    model: Any, label_names: Sequence[str], signature_columns: Sequence[str] | None = None
+) -> list[str]:
+    if signature_columns is not None:
+        return list(signature_columns)
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
@@ -102,8 +108,20 @@ def advise_on_model_kind(model: Any) -> str | None:
 
 
 def drop_extra_columns(dataset: Any, accepted: list[str], model: Any, description: str | None) -> Any:
-    model_name = type(model).__name__
+    """Return the dataset with the accepted columns.
+
+    Parameters:
+        model: its forward takes them; None for the columns of `signature_columns`, which a training set must have.
+    """
+    model_name = None if model is None else type(model).__name__
     dropped = [name for name in dataset.column_names if name not in accepted]
+    missing = [name for name in accepted if name not in dataset.column_names] if model is None else []
+    if missing and (description == "Training" or len(missing) == len(accepted)):
+        raise ValueError(
+            f"signature_columns names {missing[0]!r}, and the {str(description).lower()} set has no such column "
+            f"({suggest_name(missing[0], dataset.column_names)}); it has {', '.join(dataset.column_names)}. Name the "
+            "columns to keep."
+        )
     if dropped and len(dropped) == len(dataset.column_names):
         location = f" of the {description.lower()} set" if description else ""
         advice = "Tokenize or rename the columns, or set remove_unused_columns=False to hand them to your data_collator"
@@ -147,6 +165,8 @@ def _make_note(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
         catch_all = None if model is None else find_catch_all_name(model)
     location = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
+    if dropped.model_name is None:
+        return f"signature_columns={list(dropped.accepted)} has left {names} out of {location}: add what is missing."
     arguments = ", ".join(name for name in dropped.accepted if name != catch_all)
     return (
         f"remove_unused_columns has left {names} out of {location}: {dropped.model_name}.forward takes "

@@ -18,12 +18,19 @@ from littrainer.runtime.nested_values import map_nested
 
 
 def find_batch_size(batch: Any) -> int | None:
-    """Return the rows of the first tensor in a nested batch."""
+    """Return the rows of the first tensor in a nested batch, or the length of a list of samples that are mappings.
+
+    Lists of a mapping are read last, since they may have an entry for each sample.
+    """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() > 0 else None
     if hasattr(batch, "shape"):
         return batch.shape[0] if len(batch.shape) > 0 else None
-    values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
+    values: Any = batch if isinstance(batch, (list, tuple)) else ()
+    if values and all(isinstance(sample, Mapping) for sample in values):
+        return len(values)
+    if hasattr(batch, "values"):
+        values = sorted(batch.values(), key=lambda value: isinstance(value, (list, tuple)))
     return next((size for size in map(find_batch_size, values) if size is not None), None)
 
 

@@ -36,7 +36,7 @@ def pack_documents(
     sampler: Any,
     collate: Callable[[list[Any]], Any],
     processing_class: Any,
-    attention: str | None,
+    model: Any,
 ) -> tuple[Any, Any, PackedCollator]:
     """Return dataset, sampler and collator for training rows of up to `pack_to_length` tokens.
 
@@ -50,6 +50,7 @@ def pack_documents(
     dispatches = getattr(args.accelerator_config, "dispatch_batches", None)
     # Dispatched batches are joined and split, which requires rows of equal length.
     fills = data_parallel_size(args) > 1 and (is_stream if dispatches is None else dispatches)
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     flattens = "flash" in (attention or "")
     if fills and flattens:
         raise ValueError(
@@ -175,6 +176,19 @@ class PackedStream(IterableDataset[list[Any]]):
         documents.sort(key=lambda pair: -pair[0])
         rows = pack_best_fit([length for length, _ in documents], self.size)
         return [[documents[number][1] for number in row] for row in rows]
+
+
+def collate_with_labels(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """Return a batch of an evaluation, whose tokens are the labels if it has none, as in training.
+
+    Parameters:
+        collate: collator of the samples.
+    """
+    batch = collate(samples)
+    if not isinstance(batch, Mapping) or "input_ids" not in batch or "labels" in batch:
+        return batch
+    labels, mask = batch["input_ids"], batch.get("attention_mask")
+    return {**batch, "labels": labels if mask is None else labels.masked_fill(~mask.bool(), IGNORED_LABEL)}
 
 
 class PackedCollator:

@@ -130,11 +130,18 @@ def needs_synced_gpus(model: nn.Module, world_size: int) -> bool:
 def generate_tokens(
     model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int, processing_class: Any
 ) -> torch.Tensor:
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", True):
+    """Return the generated tokens, for a decoder-only model without the prompts."""
+    if is_decoder_only(model):
         inputs = extract_prompts(inputs, lambda: find_padding_token(model, processing_class))
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in OPTIONAL_KEYWORDS}
     keywords.setdefault("synced_gpus", needs_synced_gpus(model, world_size))
-    return model.generate(**drop_answer_inputs(inputs), **keywords)
+    tokens = model.generate(**drop_answer_inputs(inputs), **keywords)
+    # The result begins with the prompt, except for prompts as embeddings.
+    return tokens[:, inputs["input_ids"].shape[1] :] if is_decoder_only(model) and "input_ids" in inputs else tokens
+
+
+def is_decoder_only(model: Any) -> bool:
+    return not getattr(getattr(model, "config", None), "is_encoder_decoder", True)
 
 
 def pad_tokens_and_labels(
@@ -143,7 +150,12 @@ def pad_tokens_and_labels(
     labels: torch.Tensor | None,
     pad: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Pad tokens and labels to the maximum length in the model's generation config."""
+    """Pad tokens and labels to the maximum length in the model's generation config, which includes prompts.
+
+    Completions of a decoder-only model, and its labels, are not padded.
+    """
+    if is_decoder_only(model):
+        return tokens, labels
     lengths = _get_max_lengths(model.generation_config)
 
     def pad_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -163,21 +175,21 @@ def drop_answer_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extract_prompts(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Mapping[str, Any]:
-    """Return a batch of a decoder-only model cut before the labels and padded on the left.
+    """Return a batch of a decoder-only model cut before the labels, if it has labels, and padded on the left.
 
     Rows whose labels are other tokens, or begin without -100, are not cut.
     """
-    ids, labels = inputs.get("input_ids"), inputs.get("labels")
-    if ids is None or labels is None or labels.shape != ids.shape:
+    ids, labels, mask = (inputs.get(name) for name in ("input_ids", "labels", "attention_mask"))
+    parts = [part for part in (labels, mask) if part is not None]
+    if ids is None or not parts or any(part.shape != ids.shape for part in parts):
         return inputs
-    mask = inputs.get("attention_mask", torch.ones_like(ids))
-    if mask.shape != ids.shape:
-        return inputs
-    is_token = mask.bool()
-    is_label = labels != PADDING
-    has_answer = (~is_label | (labels == ids)).all(-1, keepdim=True)
-    is_prompt = is_token & ~(is_label.cumsum(-1).bool() & has_answer)
-    is_prompt |= is_token & ~is_prompt.any(-1, keepdim=True)
+    mask = torch.ones_like(ids) if mask is None else mask
+    is_token = is_prompt = mask.bool()
+    if labels is not None:
+        is_label = labels != PADDING
+        has_answer = (~is_label | (labels == ids)).all(-1, keepdim=True)
+        is_prompt = is_token & ~(is_label.cumsum(-1).bool() & has_answer)
+        is_prompt |= is_token & ~is_prompt.any(-1, keepdim=True)
     # Stable sort, which right-aligns the prompts.
     order = is_prompt.int().argsort(dim=-1, stable=True)[:, ids.shape[1] - int(is_prompt.sum(-1).max()) :]
     prompts = {name: value for name, value in inputs.items() if name != "labels"}

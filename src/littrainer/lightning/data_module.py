@@ -245,7 +245,9 @@ class TrainerDataModule(pl.LightningDataModule):
         if collate is None:
             collate = get_default_collator(self._find_setting("processing_class"))
         model = self._find_setting("model") if args.remove_unused_columns else None
-        if model is None:
+        if args.signature_columns:
+            accepted, model_name = args.signature_columns, None
+        elif model is None:
             if args.remove_unused_columns and not self._has_warned_of_columns:
                 self._has_warned_of_columns = True
                 logger.warning(
@@ -254,10 +256,11 @@ class TrainerDataModule(pl.LightningDataModule):
                     type(self).__name__,
                 )
             return dataset, collate
-        label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
-        accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
+        else:
+            label_names = read_model_facts(model).label_names if args.label_names is None else args.label_names
+            accepted, model_name = find_accepted_columns(model, label_names), type(model).__name__
         if is_a(dataset, "datasets.Dataset"):
-            source, dataset = dataset, drop_extra_columns(dataset, accepted, model, description)
+            source, dataset = dataset, drop_extra_columns(dataset, accepted, model_name and model, description)
             warn_about_dropped_lengths(args, source, dataset)
             names: Any = [name for name in source.column_names if name not in accepted]
         else:

@@ -60,6 +60,7 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
     "eval_delay": "check_val_every_n_epoch",
     "eval_minutes": "val_check_interval",
     "eval_on_start": "trainer.validate() before trainer.fit()",
+    "eval_at_end": "trainer.validate() after trainer.fit()",
     "eval_use_gather_object": "outputs that are tensors",
     "batch_eval_metrics": "metrics of torchmetrics as compute_metrics",
     **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
@@ -93,7 +94,7 @@ LIGHTNING_EQUIVALENTS: dict[str, str] = {
 DATA_MODULE_ARGUMENTS = frozenset(
     name
     for name, reader in READERS.items()
-    if reader in ("data loader", "sampler") or name in ("seed", "remove_unused_columns")
+    if reader in ("data loader", "sampler") or name in ("seed", "remove_unused_columns", "signature_columns")
 ) - set(LIGHTNING_EQUIVALENTS)
 # Scripts read the others.
 MODULE_ARGUMENTS = frozenset(

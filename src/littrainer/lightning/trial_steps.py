@@ -31,6 +31,7 @@ TRAINING_ONLY_KEYWORDS = ("callbacks", "logger", "max_time", "profiler", DEVELOP
 # A trial logs nonfinite losses unchanged.
 TRIAL_ARGUMENTS: dict[str, Any] = {
     "eval_on_start": False,
+    "eval_at_end": False,
     "enable_jit_checkpoint": False,
     "logging_nan_inf_filter": False,
 }

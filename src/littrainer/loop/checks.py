@@ -222,8 +222,9 @@ def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: 
             f"eval_strategy={strategy!r} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer, "
             "or set eval_strategy='no'."
         )
-    if args.eval_minutes is not None and eval_dataset is None:
-        raise ValueError("eval_minutes asks for evaluations, but there is no eval_dataset. Pass one to the Trainer.")
+    for name, is_set in (("eval_minutes", args.eval_minutes is not None), ("eval_at_end", args.eval_at_end)):
+        if is_set and eval_dataset is None:
+            raise ValueError(f"{name} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer.")
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
     if needs_metric and args.metric_for_best_model is None:
         raise ValueError(
@@ -245,7 +246,7 @@ def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: An
     Parameters:
         own_evaluation: a subclass evaluates, so metrics may have any name.
     """
-    if args.eval_strategy not in (None, IntervalStrategy.NO):
+    if args.eval_strategy not in (None, IntervalStrategy.NO) or args.eval_at_end:
         datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
         if not datasets:
             raise ValueError("eval_dataset is a dict without any dataset: name one, or set eval_strategy='no'.")

@@ -21,6 +21,7 @@ TRIAL_ARGUMENTS: dict[str, Any] = {
     "logging_strategy": IntervalStrategy.STEPS,
     "logging_steps": 1,
     "eval_on_start": False,
+    "eval_at_end": False,
     "eval_delay": 0,
     "save_strategy": SaveStrategy.NO,
     "enable_jit_checkpoint": False,

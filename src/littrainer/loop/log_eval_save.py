@@ -31,7 +31,7 @@ WRITING_METHODS = (
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.state import TrainerState
+    from littrainer.callbacks.state import TrainerControl, TrainerState
 
 
 def collect_logs(
@@ -112,6 +112,15 @@ def update_best_metric(args: TrainingArguments, state: TrainerState, metrics: di
     if args.save_strategy != SaveStrategy.NO:
         state.best_global_step = state.global_step
     return True
+
+
+def update_save_flag(args: TrainingArguments, state: TrainerState, control: TrainerControl, is_new_best: bool) -> None:
+    """Set the flag of a save after an evaluation, as `save_strategy="best"` and `eval_at_end` require."""
+    if args.save_strategy == SaveStrategy.BEST:
+        control.should_save = is_new_best
+    elif is_new_best and args.eval_at_end and args.save_strategy != SaveStrategy.NO:
+        is_last = control.should_training_stop or state.global_step >= state.max_steps
+        control.should_save = control.should_save or is_last
 
 
 def _is_number(value: Any) -> bool:

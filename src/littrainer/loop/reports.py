@@ -1,4 +1,4 @@
-"""Metrics for users: tables, JSON files, memory use and input tokens."""
+"""Metrics for users: tables, JSON files, memory use and input tokens; and why a training ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from littrainer.callbacks.state import COMPLETED, PATIENCE_COUNTER, describe_early_stop
 from littrainer.data.packing import count_document_tokens
 from littrainer.distributed.collectives import sum_across_processes
 from littrainer.loop.out_of_memory import free_memory
@@ -22,8 +23,34 @@ from littrainer.runtime.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
 
 logger = logging.getLogger(__name__)
+
+
+def find_end_reason(
+    args: TrainingArguments,
+    state: TrainerState,
+    callbacks: Iterable[Any],
+    stop_signal: str | None,
+    ended_by: str | None,
+) -> str:
+    """Return why a training ended without an error.
+
+    Parameters:
+        stop_signal: name of the signal that stopped the training.
+        ended_by: the argument that ended the training, as in its metrics.
+    """
+    if state.global_step >= state.max_steps:
+        return COMPLETED
+    if stop_signal is not None or ended_by is not None:
+        return f"stopped by {stop_signal or f'{ended_by}={args.max_minutes:g}'}"
+    counters = [
+        (getattr(callback, "early_stopping_patience", math.inf), getattr(callback, PATIENCE_COUNTER, 0))
+        for callback in callbacks
+    ]
+    early_stop = describe_early_stop(counters, args.metric_for_best_model)
+    return early_stop or "stopped before its last step, by a callback, a file STOP or the end of a stream"
 
 
 def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -424,6 +424,8 @@ class TrainingRun:
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.sync_signal()
         self.step.sync_control_flags()
+        if trainer.control.should_training_stop or self.epoch + 1 >= self.plan.num_train_epochs:
+            self.step.request_last_evaluation(is_epoch_end=True)
         self.step.log_evaluate_save()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from littrainer.arguments.choices import IntervalStrategy
 from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.collectives import SynchronizedFlags
 from littrainer.loop.batch_errors import note_batch
@@ -54,6 +55,7 @@ class TrainingStep:
 
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
+        evaluated_step: the optimizer step of the last evaluation.
         clock: policy that sets control flags by minutes and request files; None in all processes but the first.
         policies: for each method of `StepPolicy`, the policies that override it.
         on_step_done: callback to run once, after the next step that logs, evaluates or saves.
@@ -70,6 +72,7 @@ class TrainingStep:
         self._device = args.device
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
+        self.evaluated_step: int | None = None
         self.on_step_done: Callable[[], None] | None = None
         self.is_step_skipped = False
         # Optimizer step (counted from 1), epoch and first micro-batch (both counted from 0) of the window.
@@ -207,7 +210,17 @@ class TrainingStep:
             if time.monotonic() >= policy.next_step_end:
                 policy.on_step_end(trainer.state, trainer.control, micro_batch.epoch_fraction >= 1)
         self.sync_control_flags()
+        if trainer.control.should_training_stop:
+            self.request_last_evaluation(is_epoch_end=False)
         self.log_evaluate_save()
+
+    def request_last_evaluation(self, is_epoch_end: bool) -> None:
+        """Raise the flag of an evaluation for `eval_at_end`, unless the last step was evaluated."""
+        args, is_evaluated = self.trainer.args, self.evaluated_step == self.trainer.state.global_step
+        # With strategies by epoch, the end of the epoch evaluates and saves.
+        is_deferred = not is_epoch_end and IntervalStrategy.EPOCH in (args.eval_strategy, args.save_strategy)
+        if args.eval_at_end and not is_evaluated and not is_deferred:
+            self.trainer.control.should_evaluate = True
 
     def sync_control_flags(self, flags: tuple[str, ...] = CONTROL_FLAGS) -> None:
         """Synchronize flags over all processes, and complete a background save that all processes have written."""
@@ -245,6 +258,8 @@ class TrainingStep:
             run.start_time,
             learning_rate=self.learning_rate,
         )
+        if flags[1]:
+            self.evaluated_step = trainer.state.global_step
         if any(flags):
             for policy in self.policies["restart_intervals"]:
                 policy.restart_intervals(*flags)

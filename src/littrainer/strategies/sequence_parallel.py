@@ -446,22 +446,27 @@ class SequenceHolder(Protocol):
 
 
 @contextmanager
-def cut_sequences(holder: SequenceHolder, args: Any, model: nn.Module, gathers_logits: bool) -> Iterator[None]:
+def cut_sequences(
+    holder: SequenceHolder, args: Any, model: nn.Module, gathers_logits: bool
+) -> Iterator[SequenceCutter | None]:
     """Let processes share each row of the model's batches within the block, if the layout says so.
 
     Parameters:
         gathers_logits: whether callers read logits of batches with labels.
+
+    Yields:
+        the hooks if this block has installed them.
     """
     outer = holder.sequences
     if outer is None and get_process_layout(args).sequence_parallel == 1:
-        yield
+        yield None
         return
     cutter = outer or SequenceCutter(args, model, gathers_logits)
     outer_gathers, cutter.gathers_logits = cutter.gathers_logits, gathers_logits
     holder.sequences = cutter
     cutter.install()
     try:
-        yield
+        yield cutter if outer is None else None
     finally:
         cutter.gathers_logits, holder.sequences = outer_gathers, outer
         if outer is None:
