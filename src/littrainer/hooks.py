@@ -253,10 +253,8 @@ class TrainerHooks(TrainerAttributesBase):
         accepted = self._get_signature_columns()
         model = None if self.args.signature_columns else self.model
         trimmed = drop_extra_columns(dataset, accepted, model, description)
-        names = [name for name in dataset.column_names if name not in accepted]
-        self._dropped_columns[description] = DroppedColumns(
-            names, description, model and type(model).__name__, accepted
-        )
+        names, model_name = [name for name in dataset.column_names if name not in accepted], type(self.model).__name__
+        self._dropped_columns[description] = DroppedColumns(names, description, model and model_name, accepted)
         warn_about_dropped_lengths(self.args, dataset, trimmed)
         return trimmed
 

@@ -125,7 +125,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self.model = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
-        self.model = self.model_wrapped = self.call_model_init() if model is None else model
+        self.model = self.call_model_init() if model is None else model
         set_layout_from_model(args, self.model)
         self.is_model_parallel = self._has_foreign_device_map()
         self.place_model_on_device = self._should_place_model()
@@ -135,8 +135,8 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             args._n_gpu = 1
         else:
             args._warn_of_idle_gpus()
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.processing_class = processing_class
+        self.model_wrapped = self.model
+        self.train_dataset, self.eval_dataset, self.processing_class = train_dataset, eval_dataset, processing_class
         self.data_collator = data_collator or get_default_collator(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics

@@ -90,7 +90,7 @@ class SavedTraining:
     """Inputs of a save: the objects to save, the trainer that write them, and the folder.
 
     Parameters:
-        trainer: the Trainer, whose overridable trainer write the files.
+        hooks: the Trainer, whose overridable methods write the files.
         resume_record: makes the content of the file `RESUME_RECORD_NAME`; None outside of a training.
         weights_to_save: context in which the model holds the weights to save, such as averaged weights.
         when_complete: called by `wait` in the training's thread, with folder and state of a completed background save.

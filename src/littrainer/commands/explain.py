@@ -125,10 +125,10 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         page = render_program(self.args, script) if as_code else explain_trainer(self, self.args, words, has_data=True)
         raise TrainerReached(page)
 
-    def explain_and_stop(trainer: Any, module: Any) -> NoReturn:
+    def explain_and_stop(lightning_trainer: Any, module: Any) -> NoReturn:
         if as_code:
             raise SystemExit(reject("explain", f"{script} trains with lightning.Trainer: it is a Lightning program"))
-        raise TrainerReached(explain_lightning_trainer(trainer, module))
+        raise TrainerReached(explain_lightning_trainer(lightning_trainer, module))
 
     install()
     call_before_lightning_fit(explain_and_stop)
@@ -218,26 +218,26 @@ def _describe_length(trainer: Trainer) -> tuple[str, str]:
     return str(plan.num_train_epochs), f"{steps}, {plan.num_train_epochs} epochs of {plan.num_examples:,} samples"
 
 
-def explain_lightning_trainer(trainer: Any, module: Any) -> str:
+def explain_lightning_trainer(lightning_trainer: Any, module: Any) -> str:
     """Describe a `lightning.Trainer` before its `fit`, and the arguments of a TransformersModule."""
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.lightning import arguments
     from littrainer.lightning.ignored_arguments import LIGHTNING_EQUIVALENTS
 
-    clipping = trainer.gradient_clip_val
+    clipping = lightning_trainer.gradient_clip_val
     names = ("max_epochs", "max_steps", "max_time", "check_val_every_n_epoch", "val_check_interval")
-    settings = {name: getattr(trainer, name, None) for name in names}
+    settings = {name: getattr(lightning_trainer, name, None) for name in names}
     length = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
     sections = {
         "this script trains with lightning.Trainer, whose fit was not run": [
             ("module", type(module).__name__),
             ("length", length),
-            ("devices", f"{trainer.num_devices} on each of {trainer.num_nodes} nodes"),
-            *_list_lightning_parts(trainer),
-            ("optimization", _describe_window(trainer.accumulate_grad_batches)),
+            ("devices", f"{lightning_trainer.num_devices} on each of {lightning_trainer.num_nodes} nodes"),
+            *_list_lightning_parts(lightning_trainer),
+            ("optimization", _describe_window(lightning_trainer.accumulate_grad_batches)),
             ("gradient clipping", "none" if clipping is None else f"gradient_clip_val={clipping!r}"),
-            ("Lightning callbacks", _name(trainer.callbacks)),
-            ("Lightning loggers", _name(trainer.loggers)),
+            ("Lightning callbacks", _name(lightning_trainer.callbacks)),
+            ("Lightning loggers", _name(lightning_trainer.loggers)),
         ]
     }
     args = getattr(module, "args", None)
@@ -250,10 +250,13 @@ def explain_lightning_trainer(trainer: Any, module: Any) -> str:
     return _format_sections(sections)
 
 
-def _list_lightning_parts(trainer: Any) -> list[tuple[str, str]]:
-    precision = trainer.precision_plugin
+def _list_lightning_parts(lightning_trainer: Any) -> list[tuple[str, str]]:
+    precision = lightning_trainer.precision_plugin
     return [
-        ("strategy", f"{_name_lightning_class(trainer.strategy)} on {trainer.strategy.root_device}"),
+        (
+            "strategy",
+            f"{_name_lightning_class(lightning_trainer.strategy)} on {lightning_trainer.strategy.root_device}",
+        ),
         ("precision plugin", f"{_name_lightning_class(precision)} ({precision.precision})"),
     ]
 

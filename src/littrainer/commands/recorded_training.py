@@ -77,9 +77,9 @@ def call_before_lightning_fit(action: Callable[[Any, Any], Any]) -> None:
 
         # LightningCLI reads the signature.
         @functools.wraps(fit)
-        def act_and_fit(trainer: Any, model: Any, *positional: Any, **keywords: Any) -> Any:
-            action(trainer, model)
-            return fit(trainer, model, *positional, **keywords)
+        def act_and_fit(lightning_trainer: Any, model: Any, *positional: Any, **keywords: Any) -> Any:
+            action(lightning_trainer, model)
+            return fit(lightning_trainer, model, *positional, **keywords)
 
         module.Trainer.fit = act_and_fit
 

@@ -65,8 +65,8 @@ def make_empty_batch_error(dropped_columns: Iterable[DroppedColumns], accepted: 
     names = f" ({', '.join(removed)})" if removed else ""
     advice = advise_on_model_kind(model) or "Rename them, or set remove_unused_columns=False"
     return ValueError(
-        f"A batch without any input: none of the data's columns{names} is one that {type(model).__name__}.forward takes "
-        f"({', '.join(accepted)}). {advice}."
+        f"A batch without any input: none of the data's columns{names} is one that {type(model).__name__}.forward "
+        f"takes ({', '.join(accepted)}). {advice}."
     )
 
 
