@@ -445,6 +445,6 @@ def refuse_unsupported(args: Any) -> None:
     ]
     if unsupported:
         raise NotImplementedError(
-            f"littrainer does not carry out {'; '.join(unsupported)}. "
+            f"littrainer does not support {'; '.join(unsupported)}. "
             "Change that, or run the script with plain `python` to train with transformers."
         )

@@ -321,7 +321,7 @@ def _make_plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
         if alias in TPU_KEYS:
             if value and str(value).strip().lower() not in FALSE_VALUES:
                 raise NotImplementedError(
-                    f"littrainer does not carry out {source} with {alias}={value!r}: it trains on CPUs and GPUs. "
+                    f"littrainer does not support {source} with {alias}={value!r}: it trains on CPUs and GPUs. "
                     "Leave that out, or run the script with plain `python` to train with transformers."
                 )
             continue
@@ -341,7 +341,7 @@ def _make_plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
         if supported is not None and value not in supported:
             alternative = "" if other in key.supported else f", or version to {other}"
             raise ValueError(
-                f"{source} has {name}={config.get(name, value)!r}, which FSDP version {version} does not carry out; "
+                f"{source} has {name}={config.get(name, value)!r}, which FSDP version {version} does not support; "
                 f"set it to {' or '.join(map(str, supported))}{alternative}."
             )
     values["reshard_after_forward"] = _convert_resharding(version, plan.reshard_after_forward, source)

@@ -87,7 +87,7 @@ class BackgroundSaveError(RuntimeError):
 
 @dataclass
 class SavedTraining:
-    """Inputs of a save: the objects to save, the trainer that write them, and the folder.
+    """Inputs of a save: the objects to save, the methods that write them, and the folder.
 
     Parameters:
         hooks: the Trainer, whose overridable methods write the files.
@@ -154,7 +154,7 @@ class CheckpointManager:
     """Manager of a training's checkpoints.
 
     All processes call `save`, `write`, `save_in_background`, `wait` and `restore` together. `prune` runs only in the
-    writer; a background save calls it in its own thread.
+    writing process; a background save calls it in its own thread.
     """
 
     latest = staticmethod(get_last_checkpoint)
@@ -166,9 +166,9 @@ class CheckpointManager:
         self.facts: dict[str, Any] | None = None
         # The training's start and end in the run's record, for a record that is written after the training.
         self.times: dict[str, Any] = {}
-        # The last checkpoint (in the writer), until its `on_save` callbacks have run.
+        # The last checkpoint, in the writing process, until its `on_save` callbacks have run.
         self._written: str | None = None
-        # The Trainer's save trainer get only a folder; `get_writer(folder)` returns this checkpoint to them.
+        # The Trainer's save methods get only a folder, so `get_writer(folder)` returns this writer to them.
         self._writer: CheckpointWriter | None = None
         self._roles: dict[Path, WriterRole] = {}
         self._copies = HostCopies()
@@ -289,7 +289,7 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _open_writer(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[CheckpointWriter]:
-        """Yield a checkpoint in its staging folder; the caller closes `commit` later, which renames the folder."""
+        """Yield the writer of a staging folder; the caller closes `commit` later, which renames the folder."""
         writer = CheckpointWriter(final.parent / STAGING_DIR / final.name)
         if not is_distributed():
             writer.manifest = commit.enter_context(get_store(final.parent).open_staging_folder(final))
@@ -331,13 +331,13 @@ class CheckpointManager:
             self._writer = None
 
     def get_writer(self, folder: str | Path) -> CheckpointWriter:
-        """Return the checkpoint that is being written to this folder, or a CheckpointWriter that defers no files."""
+        """Return the CheckpointWriter that a save uses for this folder, or a new one, which defers no files."""
         if self._writer is not None and self._writer.folder == Path(folder):
             return self._writer
         return CheckpointWriter(Path(folder))
 
     def finish_save(self, folder: str | None = None) -> None:
-        """Add the files that `on_save` callbacks wrote to a checkpoint's manifest, and start its upload.
+        """Update the manifest for files that `on_save` callbacks wrote, and start the checkpoint's upload.
 
         Parameters:
             folder: the checkpoint's folder; None for the checkpoint that `save` wrote last.
@@ -371,7 +371,7 @@ class CheckpointManager:
         """
         limit, best, protected = args.save_total_limit, state.best_model_checkpoint, []
         if args.save_total_limit_best is not None and (limit is None or limit > 0):
-            # Rotation keeps the last `save_total_limit` checkpoints (only the last without a limit), and also the best.
+            # Rotation keeps the last `save_total_limit` checkpoints (1 if it is None), and also the best ones.
             protected = [*find_best_checkpoints(args, state, run_dir), str(Path(best or ""))]
             limit, best = limit or 1, None
         rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=newest, protected=protected)
@@ -407,7 +407,7 @@ class CheckpointManager:
         """Choose the checkpoint to resume from, and load its model; return its folder, or None for a fresh start.
 
         Parameters:
-            overridden: trainer in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
+            overridden: methods in `FILES_READ_BY_METHOD` that a script overrides; their files may be missing.
             load_model: the overridable `_load_from_checkpoint`.
         """
         optional = {name for method in overridden for name in FILES_READ_BY_METHOD[method]}
@@ -456,7 +456,7 @@ class CheckpointManager:
             text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
             if not text:
                 return folder
-            # A folder called "last-checkpoint" or "auto" is chosen even if it is skipped, so the loop would not end.
+            # `find` ignores `skipped` for a folder called "last-checkpoint" or "auto", so the loop would not end.
             if not is_newest_requested or folder.name in skipped:
                 raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
             if NO_SUCH_FOLDER in text:
@@ -569,7 +569,7 @@ class CheckpointManager:
                 save.when_complete(str(save.folder), save.state)
 
     def close(self) -> None:
-        """Wait for the pending save at the end of a training; log its error, since another error may have ended it."""
+        """Wait for the pending save at a training's end; log its error, since the training may be raising another."""
         try:
             if (save := self.pending) is not None:
                 self._end_pending(save)
@@ -636,7 +636,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return numbers that change when a checkpoint is rewritten, by its name.
+    """Return, by checkpoint name, numbers that change if it is rewritten.
 
     The manifest's CRC-32 is used, or without a manifest the folder's inode and time.
     """

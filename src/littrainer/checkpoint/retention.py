@@ -46,8 +46,8 @@ def sort_checkpoints(
     Parameters:
         output_dir: the folder that contains them.
         checkpoint_prefix: the part of their names before the step.
-        use_mtime: sort by the order of writing instead of by step. Their manifests have this order; if any is missing,
-            modification times give it, or the steps if these times are too close.
+        use_mtime: sort by the order of writing, which manifests record, instead of by step. If a manifest is missing,
+            sort by modification time, or by step if these times are too close.
         best_model_checkpoint: moved to the second to last position, so that rotation does not delete it.
     """
     pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")

@@ -124,7 +124,7 @@ class Store:
         """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
-            # The second `finish` deletes at the URL the checkpoints that were just deleted here.
+            # The second `finish` deletes the same checkpoints at the URL.
             if self.delete_deferred():
                 self.remote.finish()
 

@@ -173,7 +173,7 @@ def _inspect_without_manifest(folder: Path, present: set[str]) -> list[str]:
     damage = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     if not indexes and not any(Path(name).name in WEIGHTS or _matches(name, WEIGHT_SHARDS) for name in present):
-        damage.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
+        damage.append("There are no weights (model.safetensors, an index of shards, or adapter files).")
     missing = find_missing(present, RESUME_STATES)
     missing = [] if len(missing) == len(RESUME_STATES) else missing
     damage += [f"{name} is missing." for name in [*find_missing(present, [TRAINER_STATE_NAME]), *missing]]
@@ -263,7 +263,7 @@ def find_archive_damage(path: Path) -> str | None:
         if start != ARCHIVE_MAGIC:
             return "it does not begin as a file of torch.save does" if start else "it is empty"
         with zipfile.ZipFile(path) as archive:
-            # After `torch.serialization.set_crc32_options(False)` all are 0.
+            # All checksums are 0 if the writer called `torch.serialization.set_crc32_options(False)`.
             has_checksums = any(entry.CRC for entry in archive.infolist())
             member = archive.testzip() if has_checksums else None
     # A damaged archive raises many kinds of errors.

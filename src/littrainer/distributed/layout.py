@@ -67,6 +67,8 @@ def get_requested_sizes(args: Any) -> tuple[str, dict[str, int]]:
     """Return the source of the sizes, for errors, and `SIZES` with their values; default: 1."""
     source, config = _read_requested(args)
     sizes = dict.fromkeys(SIZES, 1)
+    if not config:
+        return source, sizes
     for name in SIZES:
         if config.get(name) is not None:
             sizes[name] = _parse_size(source, name, config[name])
@@ -80,7 +82,7 @@ def _refuse_combinations(source: str, sizes: Mapping[str, int]) -> None:
     names = [name for name in ("cp_size", "sp_size", "tp_size") if sizes[name] > 1]
     if len(names) > 1:
         raise NotImplementedError(
-            f"littrainer does not carry out {source} with {' and '.join(f'{name}={sizes[name]}' for name in names)} at "
+            f"littrainer does not support {source} with {' and '.join(f'{name}={sizes[name]}' for name in names)} at "
             "once. Leave all of them but one at 1, and use dp_shard_size for weights that do not fit."
         )
 

@@ -152,8 +152,8 @@ def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader
         names = ("generators", "order_seed", "order_is_kept")
         moved = replace(position, data={name: data[name] for name in names if name in data})
         description = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
-    # Another accumulation leaves micro-batches unchanged, unless a rebalancing sampler divides each optimizer step
-    # into them.
+    # A changed accumulation keeps the micro-batches, unless a rebalancing sampler forms them from the rows of each
+    # optimizer step.
     elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
         change = replace(position.layout_change or LayoutChange(), window=position.micro_batches)
         moved = replace(position, data={**data, "layout_change": asdict(change)})

@@ -94,8 +94,8 @@ class TrainingRun:
         self._restores_before_epoch = False
         self._micro_batches_to_skip = 0
         self.evaluation_due: dict[str, bool] | None = None
-        # RNG states after an evaluation or epoch end that the resume made up for: the first step continues from these
-        # instead of the checkpoint's.
+        # RNG states after the resume ran an evaluation or epoch end that was pending in the checkpoint: the first step
+        # continues from these.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.is_schedule_overridden = False
@@ -349,8 +349,8 @@ class TrainingRun:
 
     @property
     def _schedule_offset(self) -> int:
-        # Surplus steps are left out of the schedule's length and step, so that it follows the rows. A length that
-        # `max_steps` gives includes all steps.
+        # The schedule leaves surplus steps out of its length and step, so that it follows the trained rows. It counts
+        # them if `max_steps` gives the length.
         return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.surplus_steps
 
     def begin_without_steps(self) -> None:

@@ -53,7 +53,7 @@ SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 NESTED_ITERABLES = ("_ex_iterable", "ex_iterable", "ex_iterables")
 # Sampler attributes that determine the order.
 ORDER_ATTRIBUTES = ("initial_seed", "batch_size")
-# Number of batches before and after which all generators are compared, to find those that change while reading.
+# All generators are compared before and after each of this many batches, to find those that reading changes.
 NUM_WATCHED_BATCHES = 4
 
 

@@ -157,7 +157,7 @@ def copy_with_attributes(loader: DataLoader, replacements: dict[str, Any]) -> Da
 
 
 class SkipFirstRows(IterableDataset[Any]):
-    """Stream or sampler that skips the first rows in its next iteration only; their numbers are by stream worker."""
+    """Stream or sampler that skips the first rows in its next iteration only; `rows` counts them by stream worker."""
 
     def __init__(self, dataset: Any, rows: list[int]):
         self.dataset = dataset
