@@ -158,7 +158,7 @@ def test_a_warning_has_the_share_of_optimizer_steps_without_labels(
     shares = [text for text in warnings_in(caplog) if "no label that counts" in text]
     assert len(shares) == 1 and shares[0].startswith("1 of 6 optimizer steps so far (16.7%)")
     faults = [text for text in warnings_in(caplog) if text not in shares]
-    assert len(faults) == 1 and "First non-finite value: the number of labels, which is 0 (all are -100)" in faults[0]
+    assert len(faults) == 1 and "First non-finite value: the loss, divided by 0 labels (all are -100)" in faults[0]
 
 
 class Tagger(torch.nn.Module):

@@ -105,7 +105,7 @@ def test_a_smaller_size_is_used_from_then_on_with_a_single_warning_and_restored_
     assert draws == [[5, 3, *[2, 2, 1] * 6], [5] * 6]
     messages = [record.getMessage() for record in caplog.records]
     (message,) = [text for text in messages if "auto_micro_batch" in text]
-    assert "in optimizer step 1," in message and "2 of 5 rows with 6 elements each fit" in message
+    assert "in optimizer step 1," in message and "Micro-batches of 2 instead of 5 rows (6 elements each) fit" in message
 
 
 def test_a_rerun_does_not_change_random_streams(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class MicroBatch:
     """Micro-batch with its position in the window of an optimizer step.
 
     Parameters:
-        is_last_of_step: the optimizer steps after this micro-batch.
+        is_last_of_step: an optimizer step follows this micro-batch.
         window_size: number of micro-batches drawn together; a script may draw more or fewer than a step has.
         num_items_in_window: label tokens in the window, if the loss is divided by them.
         epoch_fraction: trained share of the epoch after this micro-batch.
@@ -53,8 +53,8 @@ class WindowLoader:
         draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
         should_stop: called after each micro-batch; the epoch ends early if it returns true.
         skipped_windows: (epoch, first micro-batch) of windows that are drawn and skipped.
-        is_length_of_training: `micro_batches_per_epoch` is the length of the training, not of the data, so that the
-            epoch is complete only at the end of the data.
+        is_length_of_training: `micro_batches_per_epoch` is the length of the training, so only the end of the data
+            completes the epoch.
 
     Attributes:
         micro_batches_read: micro-batches of the epoch that were yielded or skipped.
@@ -95,7 +95,7 @@ class WindowLoader:
 
     def set_epoch_length(self, micro_batches_per_epoch: int) -> None:
         self.micro_batches_per_epoch = micro_batches_per_epoch
-        # Fixed, as in transformers, even if accumulation is lowered later and leaves data unread.
+        # This number stays, as in transformers, even if a lower accumulation later leaves data unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
 
     def start_epoch(self, epoch: int) -> None:

@@ -39,9 +39,9 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: whether each list as long as the batch is known to have an entry for each sample. If this is not
-            known, the entries are taken for layers if every leaf is a scalar or has a row for each sample, and for
-            samples otherwise; the first batch of several samples decides for all batches.
+        is_certain: every list as long as the batch has an entry for each sample. If False, the first batch of several
+            samples decides for all: the entries of such a list are layers if all their leaves are scalars or have a
+            row for each sample, else they are samples.
     """
 
     def __init__(self, is_certain: bool):
@@ -362,7 +362,7 @@ class OutputCollector:
                 collection.move_to_host()
 
     def update_streaming(self, outputs: BatchOutputs, rows: int | None) -> None:
-        """Update the streaming metrics with a batch, without padding samples.
+        """Update the streaming metrics with a batch, and leave out its padding samples.
 
         Parameters:
             rows: samples in the last global batch; None for other batches.

@@ -269,7 +269,7 @@ class TrainerModule(ClosureFirstModule):
             optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        # Lightning calls this before an evaluation too (`_run_stage`), which must leave a script's gradients.
+        # Lightning also calls this before an evaluation outside of fit, which must not clear a script's gradients.
         if self.run is not None:
             clear_gradients(self.model)
 
@@ -360,9 +360,9 @@ class BeforeUserCallbacks(_Events):
         self.run.load_optimizer_and_schedule()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy the model's weights into averages of weights that no step has updated yet.
+        """Copy the model's weights into each weight average that no step has updated yet.
 
-        Callbacks that average weights put the averages into the model afterwards.
+        The averaging callbacks put the averages into the model afterwards.
         """
         sync_unstarted_average(trainer, pl_module)
 
@@ -398,7 +398,7 @@ class AfterUserCallbacks(_Events):
         self.run.begin()
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
-        # A Trainer callback's request takes effect after the first micro-batch, as in transformers.
+        # Other stop requests, of Trainer callbacks, take effect after the first micro-batch, as in transformers.
         if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_requested(trainer)
 

@@ -85,7 +85,7 @@ class Clock(StepPolicy):
                 path.unlink(missing_ok=True)
             except OSError as error:
                 self._undeletable.add(path)
-                logger.warning("%s could not be deleted (%s): it counts once.", path, error)
+                logger.warning("%s could not be deleted (%s): it takes effect only once.", path, error)
         return sorted(new)
 
     def restart_intervals(self, has_saved: bool, has_evaluated: bool) -> None:

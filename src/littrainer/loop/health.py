@@ -115,7 +115,7 @@ class HealthGuard(StepPolicy):
     Attributes:
         skipped_windows: epoch and number of the first micro-batch of each window that is skipped.
         rollback_counts: rollbacks by optimizer step.
-        losses: sum of the losses at each saved optimizer step.
+        losses: sum of all losses up to each saved optimizer step.
         unread: losses, norms and label counts on the device, with kind and position.
     """
 
@@ -189,8 +189,8 @@ class HealthGuard(StepPolicy):
             return
         norms = [reading for reading in readings if reading.kind == NORM]
         bad = [norm for norm in norms if norm.is_bad]
-        # Norms are the same in all processes, so all get here because of a bad norm and can gather their faults. A bad
-        # loss may be in a single process, which must not wait for the others.
+        # Norms are the same in all processes, so a bad norm brings all of them here, and they can gather their faults.
+        # A bad loss may be in a single process, which must not wait for the others.
         can_gather = bool(bad) or stops
         if self._has_loss_scaling and not MIN_NORMS <= len(bad) == len(norms):
             bad = [norm for norm in bad if math.isfinite(norm.value)]
@@ -200,12 +200,12 @@ class HealthGuard(StepPolicy):
         is_of_weights = fault is None and checks_weights and not self._has_warned
         if is_of_weights:
             fault = self._make_weight_fault(readings)
-            # Only "stop" gathers: otherwise a process that has warned already is not here, and the others would wait.
+            # Without "stop" a process that has warned already skips this block, and a gather would wait for it.
             fault = _select_first(all_gather_object(fault)) if stops else fault
         if fault is None:
             self._has_warned = False
         elif stops:
-            raise self._make_error(fault, "on_nonfinite='stop' ends the training before anything of it is saved.")
+            raise self._make_error(fault, "on_nonfinite='stop' ends the training before a checkpoint contains this.")
         elif not self._has_warned:
             # With damaged weights each following interval would warn again.
             self._has_warned = fault.first != SPIKE
@@ -227,7 +227,7 @@ class HealthGuard(StepPolicy):
         if self.spike_factor is None or reading.kind != NORM or not math.isfinite(reading.value):
             return reading
         median = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
-        # Spikes too, so that permanently larger gradients become usual.
+        # Spikes are recorded too, so that permanently larger gradients raise the median.
         self.recent_norms.append(reading.value)
         is_spike = reading.value > self.spike_factor * median
         return reading._replace(exceeded_median=median) if is_spike else reading
@@ -278,7 +278,7 @@ class HealthGuard(StepPolicy):
     def _find_nonfinite_data(self, readings: list[_Reading], rows: list[int] | None) -> str:
         """Describe missing labels or the first non-finite row; empty if there is none."""
         if any(reading.kind == LABELS and reading.value == 0 for reading in readings):
-            return f"the number of labels, which is 0 (all are {IGNORED_LABEL})"
+            return f"the loss, divided by 0 labels (all are {IGNORED_LABEL})"
         states = get_rng_states(gpu=False)
         try:
             dataset = getattr(self._windows.loader, "dataset", None)
@@ -324,7 +324,7 @@ class SkippingHealthGuard(HealthGuard):
         """Return whether to skip the optimizer step, by its losses and gradient norm.
 
         Raises:
-            RollbackRequested: the policy is "rollback" and a number is bad.
+            RollbackRequested: `on_nonfinite` is "rollback", and a number is bad.
             UnhealthyTrainingError: the weights are non-finite.
         """
         readings = self._pop_readings()

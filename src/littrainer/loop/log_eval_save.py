@@ -59,7 +59,7 @@ def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
     overridden = find_overrides(instance, WRITING_METHODS) if args.async_save else []
     if overridden:
         logger.warning(
-            "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits for "
+            "async_save: %s has its own %s, which needs the model as it is at the saved step, so training waits for "
             "its checkpoints.",
             type(instance).__name__,
             ", ".join(overridden),

@@ -41,7 +41,7 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # Whether losses are already divided by the label tokens of the window. None means: if the model or the loss
+    # Whether losses are already divided by the label tokens of the window; None: they are if the model or the loss
     # function takes `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None
     current_gradient_accumulation_steps: int
@@ -74,7 +74,7 @@ def compute_loss_and_outputs(
     elif settings.compute_loss_func is not None:
         labels = _get_labels(settings, inputs, model)
     reduction = settings._loss_reduction
-    # A plain mean is weighted below, so the model must not get the number, by which it might divide as well.
+    # A plain mean is weighted below. Passing `num_items_in_batch` might make the model divide as well.
     is_weighted = not reduction.divides and num_items_in_batch is not None
     if settings.model_accepts_loss_kwargs and num_items_in_batch is not None and not is_weighted:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
@@ -172,7 +172,7 @@ def _describe_value(value: Any) -> str:
 def scale_for_accumulation(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Divide the loss by the number of micro-batches, unless the window's label tokens have divided it already."""
+    """Divide the loss by the number of micro-batches, unless it is divided by the window's label tokens already."""
     is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
         accepts_number = settings.model_accepts_loss_kwargs or settings._loss_reduction.is_exact
@@ -230,9 +230,9 @@ def should_sum_over_processes(settings: LossSettings) -> bool:
 def scale_for_gradient_mean(
     settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
-    """Multiply the loss in place by the number of data-parallel processes, if all their tokens have divided it.
+    """Multiply the loss in place by the number of data-parallel processes, if it is divided by the tokens of all.
 
-    DDP averages gradients over the processes, but such losses have to be added up.
+    DDP averages gradients over the processes, but those of such losses have to be added up.
     """
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     accepts_number = accepts_number or settings._loss_reduction.is_exact
@@ -254,8 +254,8 @@ class HostValues:
 
     def prefetch(self, values: Sequence[Any]) -> None:
         """Replace the cache, in a single transfer."""
-        # The transfer is in float32, in which float64 values would lose digits. Tensors of inference mode have no
-        # version, so that a change in place would not be noticed.
+        # Float64 tensors are left out, since the transfer is in float32, and so are tensors of inference mode, which
+        # have no version that would show a change in place.
         tensors = [value for value in values if type(value) is torch.Tensor and value.dtype is not torch.float64]
         tensors = [tensor for tensor in tensors if tensor.numel() == 1 and not tensor.is_inference()]
         self._read = {}
@@ -287,8 +287,8 @@ class HostValues:
 class RunningLoss:
     """Sums of the micro-batches' losses: since the last log, and up to the last log.
 
-    Losses are only kept until a log reads the sum, since adding and filtering a loss takes seven torch operations.
-    The sum is the same, bit for bit, as if each loss had been added at once.
+    Losses are stored until a log reads the sum, and added then, since adding and filtering a loss takes seven torch
+    operations. The sum is the same, bit for bit, as if each loss had been added immediately.
 
     Attributes:
         before_last_log: sum up to the last log, on the host.

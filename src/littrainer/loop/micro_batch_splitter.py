@@ -175,8 +175,8 @@ class OomMicroBatchSplitter(StepPolicy):
             )
             logger.warning(
                 "auto_micro_batch: memory ran out in optimizer step %d, which was done again in smaller micro-batches; "
-                "later ones are as small. %d of %d rows with %d elements each fit. To begin with this size, lower "
-                "per_device_train_batch_size and raise gradient_accumulation_steps to match.",
+                "later steps are split too. Micro-batches of %d instead of %d rows (%d elements each) fit. To begin "
+                "with this size, lower per_device_train_batch_size and raise gradient_accumulation_steps to match.",
                 *(settings.state.global_step + 1, self._choose_size(rows, elements), rows, elements),
             )
         self.last_warned = self.max_elements

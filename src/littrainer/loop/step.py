@@ -1,10 +1,10 @@
 """An optimizer step, from drawing its window to log, evaluation and save.
 
-A window holds the micro-batches of one optimizer step; `WindowLoader` calls `draw` for each. Lightning's loop or the
-fast loop calls, for each micro-batch, `begin_micro_batch`, `forward_micro_batch`, the backward pass
-(lightning_adapter/module.py, or an overridden `training_step`) and `end_micro_batch`. The optimizer steps before the
-last `end_micro_batch` of the window. The fast loop and manual optimization call `update` for it, while the hooks of
-Lightning's own loop call its parts, `before_optimizer_step` and `after_optimizer_step`, around the step.
+A window holds the micro-batches of one optimizer step; `WindowLoader` calls `draw` for each window. For each
+micro-batch, Lightning's loop or the fast loop calls `begin_micro_batch`, `forward_micro_batch`, the backward pass
+(lightning_adapter/module.py, or an overridden `training_step`) and `end_micro_batch`. The weights are updated before
+the last `end_micro_batch` of a window: the fast loop and manual optimization call `update`, while the hooks of
+Lightning's own loop call `before_optimizer_step` and `after_optimizer_step` around the optimizer's step.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class TrainingStep:
     def request_last_evaluation(self, is_epoch_end: bool) -> None:
         """Raise the flag of an evaluation for `eval_at_end`, unless the last step was evaluated."""
         args, is_evaluated = self.trainer.args, self.evaluated_step == self.trainer.state.global_step
-        # With strategies by epoch, the end of the epoch evaluates and saves.
+        # If evaluations or saves go by epoch, the request waits for the end of the epoch.
         is_deferred = not is_epoch_end and IntervalStrategy.EPOCH in (args.eval_strategy, args.save_strategy)
         if args.eval_at_end and not is_evaluated and not is_deferred:
             self.trainer.control.should_evaluate = True
