@@ -31,8 +31,8 @@ def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
 
 def test_the_fields_are_those_of_transformers_in_its_order_with_its_defaults_and_then_ours() -> None:
     chosen = {"eval_loss_weighting": "batches", "on_nonfinite": "warn", "loss_normalization": "transformers"}
-    defaults = {"async_save": False, "log_speed": False, "auto_micro_batch": False, "ema_use": "both", **chosen}
-    defaults |= {"chunked_loss": False, "log_loss_terms": False}
+    switches = ("async_save", "log_speed", "auto_micro_batch", "chunked_loss", "log_loss_terms", "eval_at_end")
+    defaults = {**dict.fromkeys(switches, False), "ema_use": "both", **chosen}
     added = [(name, defaults.get(name)) for name in ONLY_OURS]
     theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)]
     theirs = [(name, OTHER_DEFAULTS.get(name, default)) for name, default in theirs]
