@@ -40,8 +40,9 @@ If releases differ:
 - `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
 
 The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`.
-`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work.
-[Overrides](api/compatibility.md#override-points) may lack newer parameters; without `num_items_in_batch` the loss counts as the mean of the micro-batch.
+`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. Overrides
+[may lack newer parameters](api/compatibility.md#override-points); without `num_items_in_batch` the loss counts as the
+mean of the micro-batch.
 """
 
 
