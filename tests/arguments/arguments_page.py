@@ -26,9 +26,9 @@ INTRODUCTION = """\
 EARLIER_SPELLINGS = """\
 ## Earlier spellings
 
-Scripts written for transformers 4 run as they are. The constructor, the command line, dicts, files and attributes
-accept each earlier name, with a `FutureWarning` that says what to write today. `ValueError` is raised for a value that
-contradicts today's argument, or that the last column, if it has any, does not have.
+The constructor, the command line, dicts, files and attributes accept each earlier name, with a `FutureWarning` that
+says what to write today. `ValueError` is raised for a value that contradicts today's argument, or that the last column,
+if it has any, does not have.
 """
 
 SETTLED_DIFFERENCES = """\
@@ -40,8 +40,9 @@ If releases differ:
 - `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
 
 The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`.
-`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. An overridden `compute_loss` or `training_step`
-without `num_items_in_batch` is called without it, and its loss counts as the mean of the micro-batch.
+`trainer.tokenizer`, `prediction_loop` and `num_tokens` still work. Overrides
+[may lack newer parameters](api/compatibility.md#override-points); without `num_items_in_batch` the loss counts as the
+mean of the micro-batch.
 """
 
 

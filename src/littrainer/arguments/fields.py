@@ -360,9 +360,8 @@ class AdditionalFields:
     )
     eval_loss_weighting: str = argument(
         EVAL_LOSS_WEIGHTINGS[0],
-        "Weight of a batch's mean loss in `eval_loss`: `batches`, as in transformers, the batch size (the last "
-        "batch of a dataset with a length: its samples); `samples`; `labels` other than -100, exact if each "
-        "token has a label.",
+        "Weight of a batch's mean loss in `eval_loss`: `batches`, as in transformers; its `samples`; or its `labels`, "
+        "exact if each token has a label.",
         choices=list(EVAL_LOSS_WEIGHTINGS),
     )
     save_minutes: float | None = argument(None, "Save after so many minutes without a checkpoint.")
@@ -391,9 +390,8 @@ class AdditionalFields:
     )
     on_nonfinite: str = argument(
         ON_NONFINITE[0],
-        "Policy for non-finite losses or gradients: `warn` logs the first by the next log; `skip` skips the "
-        "optimizer step; `rollback` resumes from the last finite checkpoint without that batch; `stop` ends with "
-        "an error before the next save.",
+        "Policy for non-finite losses or gradients: `warn`; `skip` the optimizer step; `rollback` to the last finite "
+        "checkpoint without that batch; `stop` with an error before the next save.",
         choices=list(ON_NONFINITE),
     )
     spike_factor: float | None = argument(
