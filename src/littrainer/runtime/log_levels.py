@@ -43,8 +43,10 @@ class _Console(StreamHandler):
             record.name = TRAINER_OF_TRANSFORMERS
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
             if theirs.isEnabledFor(record.levelno):
-                record.package = OURS
-                _name_package_in_lines()
+                # Lower levels have transformers' lines, which programs may parse.
+                if record.levelno >= logging.WARNING:
+                    record.package = OURS
+                    _name_package_in_lines()
                 theirs.handle(record)
         # At each record, since a script may add handlers later.
         elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
