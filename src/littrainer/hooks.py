@@ -24,7 +24,7 @@ from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.callbacks.early_stopping import restore_patience
 from littrainer.callbacks.handler import CallbackHandler, normalize_callbacks, restore_callbacks
 from littrainer.callbacks.lightning_callbacks import has_progress_bar
-from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.progress import PrinterCallback, show_loaded_checkpoint
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
@@ -104,7 +104,8 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _get_batch_copies(self) -> int:
         """Return the number of processes with the same batch."""
-        return self.get_tp_size() * get_process_layout(self.args).sequence_parallel
+        shares_rows = self.session.sequences is not None
+        return self.get_tp_size() * (get_process_layout(self.args).sequence_parallel if shares_rows else 1)
 
     def _should_place_model(self) -> bool:
         if self.args.place_model_on_device is not None:
@@ -759,10 +760,9 @@ class TrainerHooks(TrainerAttributesBase):
         state_io = self._build_state_io()
         if state_io.has_weights(folder):
             state_io.load_model(self.model, folder, to_resume=False)
+            show_loaded_checkpoint(self.args, self.state)
         else:
-            logger.warning(
-                "The best model, %s, has no weights to load: the model keeps those of the last step.", folder
-            )
+            logger.warning(f"The best model, {folder}, has no weights to load: the model keeps those of the last step.")
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         move_model(model, device)

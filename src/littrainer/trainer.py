@@ -723,7 +723,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             direction: `minimize` or `maximize`; a list for several objectives.
             backend: `optuna`, `ray` or `wandb`; by default the first that is installed.
             hp_name: takes the trial, returns its name and the name of its folder; by default `run-<id>`.
-            kwargs: of `create_study`, `Study.optimize`, Ray's `tune.run`; `keep_best_trial=True` keeps the best model.
+            kwargs: of `create_study`, `Study.optimize`, Ray's `tune.run`; `keep_best_trial` keeps Optuna's best model.
 
         Raises:
             RuntimeError, ValueError, TypeError: no trial was completed, no `model_init` or backend, or invalid input.

@@ -314,7 +314,7 @@ STOPPED = {"EarlyStoppingCallback": {"args": {"early_stopping_patience": 2}, "at
             "stopped early: the metric did not improve for 2 evaluations",
         ),
         ({"max_steps": 8}, LOGGED, "stopped before its last step, by a callback or a time limit"),
-        ({"max_steps": 8}, LOGGED[:2], "not complete: it is running, or was interrupted"),
+        ({"max_steps": 8}, LOGGED[:2], "not known: the newest record is of step 4 of 8"),
     ],
 )
 def test_a_run_has_the_reason_why_it_ended(

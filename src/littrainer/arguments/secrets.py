@@ -33,6 +33,13 @@ SEPARATORS = re.compile(r"[^a-z0-9]+")
 URL_CREDENTIALS = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
+# Tokens by their first letters, and values after a name in any quoting, such as JSON.
+TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_)[A-Za-z0-9_-]{3,}")
+NAMED_VALUE = re.compile(
+    r"""(?P<name>[\w.-]+)(?P<separator>["']?\s*[:=]\s*["']?)(?![\w.-]+=)(?:Bearer\s+)?[^"',\s}]+"""
+)
+
+
 @functools.cache
 def is_secret_name(name: str) -> bool:
     plain = SEPARATORS.sub("_", CAMEL_CASE_BOUNDARY.sub("_", name).lower())
@@ -45,13 +52,15 @@ def redact_command(words: Sequence[str]) -> list[str]:
     """Mask the values of options with secret names, and remove credentials in URLs."""
     redacted = []
     for previous, word in itertools.pairwise(["", *words]):
-        name, equals, _ = word.partition("=")
-        if equals and is_secret_name(name.lstrip("-")):
-            word = f"{name}={mask_secret(name.lstrip('-'))}"
-        elif previous.startswith("-") and is_secret_name(previous.lstrip("-")):
+        if previous.startswith("-") and is_secret_name(previous.lstrip("-")):
             word = mask_secret(previous.lstrip("-"))
-        redacted.append(redact_secrets(word))
+        redacted.append(redact_secrets(TOKEN.sub("<TOKEN>", NAMED_VALUE.sub(_redact_named_value, word))))
     return redacted
+
+
+def _redact_named_value(match: re.Match[str]) -> str:
+    name = match["name"].lstrip("-")
+    return f"{match['name']}{match['separator']}{mask_secret(name)}" if is_secret_name(name) else match[0]
 
 
 def mask_secret(name: str) -> str:

@@ -91,7 +91,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             control.should_training_stop = True
             count = f"{self.early_stopping_patience} evaluation{'s' * (self.early_stopping_patience != 1)}"
             step = f"step {state.global_step} of {state.max_steps}"
-            write_on_terminal(state, f"Early stopping at {step}: {name} did not improve for {count}.")
+            write_on_terminal(args, state, f"Early stopping at {step}: {name} did not improve for {count}.")
 
     def state(self) -> dict[str, Any]:
         return {

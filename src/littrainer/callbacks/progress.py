@@ -98,10 +98,16 @@ class ProgressBar(tqdm):
         return shown["ncols"] - len(text) < MIN_BAR_COLUMNS
 
 
-def write_on_terminal(state: TrainerState, text: str) -> None:
-    """Write a line above the bars, in the first process, if stdout is a terminal."""
-    if state.is_world_process_zero and sys.stdout is not None and sys.stdout.isatty():
+def write_on_terminal(args: Any, state: TrainerState, text: str) -> None:
+    """Write a line above the bars, in the first process, if stdout is a terminal and bars are not disabled."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if state.is_world_process_zero and is_terminal and not getattr(args, "disable_tqdm", False):
         tqdm.write(text)
+
+
+def show_loaded_checkpoint(args: Any, state: TrainerState) -> None:
+    score = f"{args.metric_for_best_model} {format_logs({'score': state.best_metric})['score']}"
+    write_on_terminal(args, state, f"The best checkpoint was loaded: {state.best_model_checkpoint} ({score}).")
 
 
 def should_show_bars(args: Any) -> bool:
@@ -185,9 +191,6 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._close_bars()
-        if getattr(args, "load_best_model_at_end", False) and state.best_model_checkpoint is not None:
-            score = f"{args.metric_for_best_model} {format_logs({'score': state.best_metric})['score']}"
-            write_on_terminal(state, f"The best checkpoint was loaded: {state.best_model_checkpoint} ({score}).")
 
     def on_training_failed(self, args: Any, state: TrainerState, error: BaseException) -> None:
         self._close_bars()

@@ -131,7 +131,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         raise TrainerReached(explain_lightning_trainer(lightning_trainer, module))
 
     install()
-    call_before_lightning_fit(explain_and_stop)
+    restore_fit = call_before_lightning_fit(explain_and_stop)
     trainer_class.__init__ = make_and_stop
     try:
         with remove_output_dirs(should_create=False), contextlib.redirect_stdout(sys.stderr):
@@ -141,6 +141,7 @@ def _explain_script(script: str, words: list[str], as_code: bool) -> int:
         return 0
     finally:
         trainer_class.__init__ = make_trainer
+        restore_fit()
     raise BadInput(f"{script} ended without making a Trainer, so there is nothing to explain")
 
 

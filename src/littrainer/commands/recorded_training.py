@@ -51,8 +51,8 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
-    """Call functions with modules as soon as these are loaded."""
+def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> Callable[[], None]:
+    """Call functions with modules as soon as these are loaded; return a function that ends this."""
     for name in changes.keys() & sys.modules.keys():
         changes[name](sys.modules[name])
 
@@ -67,13 +67,16 @@ def patch_on_import(changes: dict[str, Callable[[Any], Any]]) -> None:
 
     finder: Any = types.SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
+    return lambda: sys.meta_path.remove(finder)
 
 
-def call_before_lightning_fit(action: Callable[[Any, Any], Any]) -> None:
-    """Call a function with a `lightning.Trainer` and its module before each `fit`."""
+def call_before_lightning_fit(action: Callable[[Any, Any], Any]) -> Callable[[], None]:
+    """Call a function with a `lightning.Trainer` and its module before each `fit`; return a function that ends this."""
+    original: list[tuple[Any, Any]] = []
 
     def change_fit(module: Any) -> None:
         fit = module.Trainer.fit
+        original.append((module.Trainer, fit))
 
         # LightningCLI reads the signature.
         @functools.wraps(fit)
@@ -83,7 +86,14 @@ def call_before_lightning_fit(action: Callable[[Any, Any], Any]) -> None:
 
         module.Trainer.fit = act_and_fit
 
-    patch_on_import(dict.fromkeys(LIGHTNING_TRAINERS, change_fit))
+    end_imports = patch_on_import(dict.fromkeys(LIGHTNING_TRAINERS, change_fit))
+
+    def restore() -> None:
+        end_imports()
+        for kind, fit in reversed(original):
+            kind.fit = fit
+
+    return restore
 
 
 def redirect(kind: Any, name: str, folder: str) -> None:

@@ -109,7 +109,7 @@ class Run:
             return early_stop
         if self.history.summary:
             return "stopped before its last step, by a callback or a time limit"
-        return "not complete: it is running, or was interrupted"
+        return f"not known: the newest record is of step {state.global_step} of {state.max_steps}"
 
     @property
     def best_step(self) -> int | None:
@@ -309,6 +309,8 @@ def _count_rows_of_training(history: Sequence[dict[str, Any]]) -> int:
     count = len(history)
     while count and is_evaluation[count - 1]:
         entry, earlier = history[count - 1], history[: count - 1]
+        if any(row["step"] == entry["step"] and not is_evaluation[index] for index, row in enumerate(earlier)):
+            break
         last_step = max((row["step"] for row in earlier if row["step"] < entry["step"]), default=-1)
         last_epoch = max((row.get("epoch", 0) for row in earlier if row["step"] < entry["step"]), default=0)
         is_test = not any(name.startswith("eval_") for name in entry)

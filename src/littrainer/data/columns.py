@@ -100,7 +100,7 @@ def advise_on_model_kind(model: Any) -> str | None:
     if is_a(model, "lightning module"):
         return f"{name} is a LightningModule: train it with lightning.Trainer, or give the Trainer the model in it"
     arguments = inspect.signature(model.forward).parameters
-    if is_a(model, "model of transformers") and name.endswith("Model") and "labels" not in arguments:
+    if is_a(model, "model of transformers") and name.endswith("Model") and not {"labels", "return_loss"} & {*arguments}:
         return (
             f"{name} has no head, and so no loss: load the class of a task, such as AutoModelForSequenceClassification"
         )

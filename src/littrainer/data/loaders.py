@@ -18,6 +18,7 @@ from littrainer.data.stream_end import StreamEndSync
 from littrainer.data.token_batches import LengthGroups, ShuffledGroups, find_length_groups
 from littrainer.data.workers import iterate_batches
 from littrainer.distributed.collectives import broadcast_object
+from littrainer.distributed.layout import data_parallel_rank
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import map_nested
 from littrainer.runtime.seeds import seed_worker
@@ -279,7 +280,7 @@ def build_loader(
             keywords.update(sampler=sampler, drop_last=args.dataloader_drop_last)
         if is_training:
             keywords["worker_init_fn"] = partial(
-                seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
+                seed_worker, num_workers=args.dataloader_num_workers, rank=data_parallel_rank(args)
             )
     loader: Any = prepare_loader(args, DataLoader(dataset, **keywords), settings)
     return loader

@@ -14,6 +14,7 @@ from littrainer.arguments.earlier_names import EARLIER_NAMES, format_unknown_nam
 from littrainer.arguments.json_values import truth
 from littrainer.arguments.secrets import is_secret_name
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
+from littrainer.distributed.layout import get_requested_sizes
 from littrainer.runtime.notes import kind_of
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> T
 
     Raises:
         TypeError: the source has another type, or a name is unknown.
-        ValueError: a value is refused.
+        ValueError, NotImplementedError: a value is refused.
     """
     if isinstance(source, TrainingArguments):
+        _refuse_shared_rows(source)
         return source
     if source is None:
         return ModuleArguments()
@@ -51,7 +53,18 @@ def resolve_arguments(source: TrainingArguments | Mapping[str, Any] | None) -> T
     args = ModuleArguments(**{name: _parse_number(name, value) for name, value in source.items()})
     replacements = [EARLIER_NAMES[name].replaced_by for name in source if name in EARLIER_NAMES]
     vars(args)["explicit_names"] = [*source, *replacements]
+    _refuse_shared_rows(args)
     return args
+
+
+def _refuse_shared_rows(args: TrainingArguments) -> None:
+    sizes = get_requested_sizes(args)[1]
+    for name in ("cp_size", "sp_size"):
+        if sizes[name] > 1:
+            raise NotImplementedError(
+                f"A lightning.Trainer does not divide rows between processes: leave {name} of parallelism_config at 1, "
+                "or train with littrainer.Trainer."
+            )
 
 
 def _parse_number(name: str, value: Any) -> Any:

@@ -227,7 +227,7 @@ def _advise_on_padding(context: ErrorContext) -> str | None:
         return None
     if (text := find_text(sample[name])) is not None:
         return f"{TEXT_LABELS.format(name, text)}."
-    if not isinstance(sample[name], (list, tuple)):
+    if not isinstance(sample[name], (list, tuple)) or f"`{name}`" not in str(context.error):
         return None
     return (
         f"{name!r} is a list, which DataCollatorWithPadding does not pad: pass DataCollatorForTokenClassification or "

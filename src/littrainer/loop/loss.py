@@ -140,12 +140,11 @@ def _extract_loss(settings: LossSettings, outputs: Any, model: Any, inputs: dict
         returned = _describe_value(outputs)
         if is_filled and not isinstance(outputs, torch.Tensor):
             returned = f"a {type(outputs).__name__} that begins with {_describe_value(loss)}"
-    hint = "Return the loss under the key 'loss' or as the first element of a tuple"
+    hint = advise_on_model_kind(model) or "Return the loss under the key 'loss' or as the first element of a tuple"
     missing = [name for name in settings.label_names if name not in inputs]
     if missing:
         advice = _missing_labels(read_first_sample(settings, not model.training), missing[0], model)
         hint = f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): {advice}"
-    hint = advise_on_model_kind(model) or hint
     raise ValueError(
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
         "compute_loss_func."

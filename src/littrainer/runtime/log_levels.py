@@ -56,7 +56,7 @@ class _Console(StreamHandler):
 def _name_package_in_lines() -> None:
     """Let transformers' handlers write `[littrainer]` before messages of littrainer, in the default format."""
     for handler in logging.getLogger(THEIRS).handlers:
-        if handler.formatter is not None and handler.formatter._fmt == DEFAULT_FORMAT:
+        if getattr(handler.formatter, "_fmt", None) == DEFAULT_FORMAT:
             handler.setFormatter(logging.Formatter("[%(package)s] %(message)s", defaults={"package": THEIRS}))
 
 

@@ -135,7 +135,9 @@ def convert_parameter(args: Any, name: str, value: Any) -> Any:
 
 def _describe_unknown(name: str, cls: Any) -> str:
     names = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
-    return f"A trial sets {name}, which {cls.__name__} does not have, {suggest_name(name, names)}"
+    suggestion = suggest_name(name, names)
+    end = "" if suggestion.endswith("?") else "."
+    return f"A trial sets {name}, which {cls.__name__} does not have, {suggestion}{end}"
 
 
 @cache

@@ -69,6 +69,10 @@ def search_with_ray(trainer: TrainerContext, n_trials: int, direction: str, **kw
         the best trial that has not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
     """
     args, scheduler = trainer.args, kwargs.get("scheduler")
+    if kwargs.pop("keep_best_trial", False):
+        raise ValueError(
+            "keep_best_trial needs backend='optuna'. With Ray set save_strategy, and keep the folder of the best trial."
+        )
     reject_multiple_processes(args, 'backend="ray"')
     space = call_space(trainer.hp_space, None)
     kind = FIFO_SCHEDULER if scheduler is None else type(scheduler).__name__

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right
 
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import get_process_layout, get_requested_sizes, get_sequence_settings
@@ -135,9 +136,10 @@ class SequenceShard:
         start = self.group.rank() * query.shape[2]
         end = start + query.shape[2]
         if mask is None:
-            mask = torch.ones(end - start, end, dtype=torch.bool, device=query.device).tril(start)[None, None]
-        else:
-            mask = mask[:, :, start:end]
+            # This mask is no tensor of queries by keys, which each layer would keep for its backward pass.
+            mask = causal_lower_right(end - start, end)
+            return attention(module, query, key[:, :, :end], value[:, :, :end], mask, *args, **kwargs)
+        mask = mask[:, :, start:end]
         if not mask.is_floating_point():
             # Later keys are masked for all queries of this process.
             key, value, mask = key[:, :, :end], value[:, :, :end], mask[..., :end]
@@ -212,6 +214,19 @@ def create_masks(model: Any, rows: torch.Tensor, length: int, attention_mask: An
 # ---- The model -------------------------------------------------------------------------------------------------------
 
 
+class _Hook:
+    """Hook of a model that does nothing in copies and pickles of the model."""
+
+    def __init__(self, function: Callable[..., Any] | None = None):
+        self._function = function
+
+    def __call__(self, *values: Any) -> Any:
+        return None if self._function is None else self._function(*values)
+
+    def __reduce__(self) -> Any:
+        return _Hook, ()
+
+
 class SequenceCutter:
     """Hooks of a model that cut its inputs and join its outputs.
 
@@ -231,9 +246,11 @@ class SequenceCutter:
         self._base: Any = base_model(model)
         self._device, self._is_half = args.device, args.bf16 or args.fp16
         self.gathers_logits = gathers_logits
+        for reason in find_conflicts(args):
+            raise self._make_error(reason)
         if self._settings.attention is not None and is_a(self._base, "model of transformers"):
             self._base.set_attn_implementation(self._settings.attention)
-        for reason in (*find_conflicts(args), *find_unsupported(model, self._size, self._settings.gathers_keys)):
+        for reason in find_unsupported(model, self._size, self._settings.gathers_keys):
             raise self._make_error(reason)
         wrap_attention_of(self._base)
         self._group = get_sequence_group(dist.group.WORLD, self._size)
@@ -242,8 +259,7 @@ class SequenceCutter:
 
     def install(self) -> None:
         if not self._handles:
-            # Functions and not methods, which copies of the model would copy with their process group.
-            cut, join = (lambda *values: self._cut(*values)), (lambda *values: self._join(*values))
+            cut, join = _Hook(self._cut), _Hook(self._join)
             self._handles = [
                 self._model.register_forward_pre_hook(cut, with_kwargs=True),
                 self._model.register_forward_hook(join, with_kwargs=True),

@@ -27,8 +27,11 @@ def build_parallelism_config(args: TrainingArguments) -> Any:
     from accelerate import ParallelismConfig
 
     config = ParallelismConfig(dp_replicate_size=1, dp_shard_size=layout.shards, tp_size=layout.tensor_parallel)
+    sizes = get_requested_sizes(args)[1]
     for name in ("cp", "sp"):
-        config._set_size(name, get_requested_sizes(args)[1][f"{name}_size"])
+        # Releases without these names accept the default.
+        if sizes[f"{name}_size"] > 1:
+            config._set_size(name, sizes[f"{name}_size"])
     # The constructor rejects replicas with tensor parallelism.
     config._set_size("dp_replicate", layout.replicas)
     return config
