@@ -71,7 +71,7 @@ def hyperparameter_search(
         best: Any = library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
     if trainer.args.should_save:
         upload_files(trainer.args.output_dir)
-    if trainer.is_world_process_zero() and has_log_display(trainer.callback_handler.callbacks):
+    if trainer.args.process_index == 0 and has_log_display(trainer.callback_handler.callbacks):
         # A script's backend may write no record.
         with contextlib.suppress(OSError, UnreadableRecord):
             if table := format_best_trials(load_search_record(trainer.args.output_dir)):

@@ -149,7 +149,7 @@ def set_up_trial(trainer: TrainerContext, trial: Any) -> None:
     if not is_search_trial(search, trial):
         return
     parameters = get_drawn_parameters(trial) if isinstance(trial, Mapping) else call_space(search.space, trial)
-    if trainer.is_world_process_zero() and has_log_display(trainer.callback_handler.callbacks):
+    if trainer.args.process_index == 0 and has_log_display(trainer.callback_handler.callbacks):
         shown = ", ".join(f"{name}={format_value(value)}" for name, value in parameters.items())
         print(f"Trial {get_trial_id(search.backend, trial)}: {shown}", flush=True)
     readers = [trainer, *trainer.callback_handler.callbacks]
