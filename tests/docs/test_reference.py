@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import littrainer
+from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.lightning.lightning_extras import LightningExtras
 from tests.docs.command_lines import help_of, options_in
 
@@ -93,7 +94,7 @@ def test_each_public_method_of_the_trainer_is_in_the_reference() -> None:
     listed = documented()["littrainer.Trainer"]["members"]
     methods = {
         name
-        for kind in (littrainer.Trainer, LightningExtras)
+        for kind in (littrainer.Trainer, LightningExtras, TrainerAttributes)
         for name in vars(kind)
         if not name.startswith("_") and callable(getattr(kind, name))
     }
