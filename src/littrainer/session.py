@@ -64,7 +64,11 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 # Error -> why the training ended.
-END_REASONS = {"KeyboardInterrupt": "interrupted by Ctrl-C", "TrialPruned": "pruned"}
+END_REASONS = {
+    "KeyboardInterrupt": "interrupted by Ctrl-C",
+    "SystemExit": "ended by the script",
+    "TrialPruned": "pruned",
+}
 
 
 @dataclass(slots=True)

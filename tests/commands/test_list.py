@@ -43,6 +43,7 @@ ENDS: dict[str, tuple[Any, dict[str, Any], int, str]] = {
     "max_minutes": (StopOrFail, {"max_minutes": 0}, 1, "stopped by max_minutes=0"),
     "error": (StopOrFail(ArithmeticError("secret")), {}, 2, "failed: ArithmeticError"),
     "Ctrl-C": (StopOrFail(KeyboardInterrupt()), {}, 2, "interrupted by Ctrl-C"),
+    "exit": (StopOrFail(SystemExit(0)), {}, 2, "ended by the script"),
 }
 
 
@@ -58,7 +59,7 @@ def test_a_training_is_listed_with_the_reason_of_its_end(
         **dict.fromkeys(("eval_strategy", "save_strategy"), "steps"),
         **dict.fromkeys(("eval_steps", "save_steps"), 1),
     )
-    with contextlib.suppress(ArithmeticError, KeyboardInterrupt):
+    with contextlib.suppress(ArithmeticError, KeyboardInterrupt, SystemExit):
         trainer.train()
     run = list_runs(tmp_path, capsys)["runs/first"]
     assert (run["step"], run["end"]) == (step, reason)
@@ -105,6 +106,34 @@ def test_a_training_without_a_recorded_end_is_running_or_was_killed(
     with open_store(tmp_path / "run"):
         run = list_runs(tmp_path, capsys)["run"]
     assert (run["end"], run["step"], run["date"]) == ("running", None, "2026-01-02 03:04:05+00:00")
+
+
+@pytest.mark.parametrize(("started", "end"), [("2026-01-02", "completed"), ("2999-01-02", "killed")])
+def test_a_complete_state_of_this_start_is_of_a_completed_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: str, end: str
+) -> None:
+    write_state(tmp_path / "run")
+    (tmp_path / "run" / "littrainer_run.json").write_text(f'{{"run": {{"started": "{started} 03:04:05+00:00"}}}}')
+    assert list_runs(tmp_path, capsys)["run"]["end"] == end
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"started": "yesterday"},
+        {"started": 3},
+        {"started": "2026-01-02 03:04:05"},
+        *({"started": "2026-01-02 03:04:05+00:00", "end": end} for end in ("x", {"reason": 3}, {"step": []})),
+    ],
+)
+def test_a_malformed_record_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: dict[str, Any]
+) -> None:
+    write_state(tmp_path / "damaged")
+    (tmp_path / "damaged" / "littrainer_run.json").write_text(json.dumps({"run": record}))
+    write_state(tmp_path / "sound")
+    assert list_runs(tmp_path, capsys)["damaged"]["step"] == 4
+    assert main(["list", str(tmp_path)]) == 0
 
 
 def test_a_folder_without_trainings_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import find_batch_size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -122,6 +123,15 @@ def test_nested_batches_are_scattered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(parts[1][1]) is BatchEncoding and parts[0][1]["input_ids"].tolist() == [2, 3]
     last = [part["pairs"] for part in parts[1]]
     assert [(pair[0].tolist(), pair[1][0].tolist()) for pair in last] == [([4, 5], [4, 5]), ([6, 0], [6, 0])]
+
+
+PAIRS = {"features": [{"v": torch.zeros(4, 2)}, {"v": torch.zeros(4, 3)}]}
+
+
+def test_mappings_in_a_list_are_parts_of_a_batch_if_their_sizes_are_equal_else_samples() -> None:
+    assert dispatching.find_batch_size(PAIRS) == find_batch_size(PAIRS) == 4
+    assert dispatching.find_batch_size([{"boxes": torch.zeros(rows, 4)} for rows in (1, 3)]) == 2
+    assert dispatching.find_batch_size([{"text": "a"}, {"text": "b"}]) == 2
 
 
 def test_a_part_does_not_share_storage_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:

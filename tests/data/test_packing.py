@@ -15,7 +15,13 @@ from transformers import DataCollatorWithFlattening
 
 from littrainer import Trainer
 from littrainer.data.collators import default_data_collator
-from littrainer.data.packing import PackedCollator, PackedStream, count_document_tokens, pack_best_fit
+from littrainer.data.packing import (
+    PackedCollator,
+    PackedStream,
+    collate_with_labels,
+    count_document_tokens,
+    pack_best_fit,
+)
 from tests.loop.exact_resume import differences_after_resuming
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows
@@ -285,3 +291,13 @@ def test_an_evaluation_set_without_labels_has_the_loss_of_its_tokens_as_in_train
         losses.append(trainer.evaluate(Rows(rows))["eval_loss"])
         assert trainer.predict(Rows(rows)).metrics.keys().isdisjoint({"test_loss"}) is ("labels" not in rows[0])
     assert losses[0] == losses[1]
+
+
+def test_padding_without_an_attention_mask_is_refused_in_an_evaluation_set_without_labels() -> None:
+    def collate(rows: list[Any]) -> Any:
+        return {"input_ids": pad_tokens([{**row, "labels": 0} for row in rows])["input_ids"]}
+
+    equal: list[Any] = [{"input_ids": [3, 4]}, {"input_ids": [5, 6]}]
+    assert collate_with_labels(collate, equal)["labels"].tolist() == [[3, 4], [5, 6]]
+    with pytest.raises(ValueError, match="rows of 3 tokens without attention_mask"):
+        collate_with_labels(collate, [*equal, {"input_ids": [7, 8, 9]}])

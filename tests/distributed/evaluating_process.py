@@ -108,6 +108,28 @@ def collect_samples(folder: Path, rank: int, size: int) -> Any:
     return [[label["boxes"].tolist() for label in labels], [sample_boxes.tolist() for sample_boxes in boxes]]
 
 
+def predict_samples(folder: Path, rank: int, size: int) -> Any:
+    """Predict lists with an entry for each sample, some of which look like layers in the first batch of a process."""
+
+    class Detector(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            boxes = [row.expand(int(number), -1) for row, number in zip(x, labels, strict=True)]
+            return {"loss": self.logits(x).mean(), "outputs": boxes}
+
+    predicted = []
+    for batch_size, numbers in ((1, [1, 3, 1, 3]), (2, [2, 2, 3, 5])):
+        rows = [{**row, "labels": number} for row, number in zip(vector_rows(4), numbers, strict=True)]
+        trainer = quiet_trainer(
+            folder,
+            Detector(),
+            trainer_kwargs={"compute_metrics": None},
+            per_device_eval_batch_size=batch_size if size > 1 else 4,
+            ddp_timeout=60,
+        )
+        predicted.append([boxes.tolist() for boxes in trainer.predict(Rows(rows)).predictions])
+    return predicted
+
+
 def generate_with_shards(folder: Path, rank: int, size: int) -> Any:
     """Generate with a sharded model, with unequal numbers of steps in the processes."""
     torch.manual_seed(0)
@@ -218,7 +240,7 @@ def a_stop_of_one_process_ends_with_an_evaluation_in_all(folder: Path) -> None:
 
 
 COMPARED = (
-    *(compute_streaming_metrics, collect_objects, collect_samples),
+    *(compute_streaming_metrics, collect_objects, collect_samples, predict_samples),
     *(generate_with_shards, generate, complete_prompts, predict_by_tokens),
 )
 CHECKS = (

@@ -62,6 +62,14 @@ def test_labels_with_an_entry_for_each_sample_are_concatenated_by_default(result
     assert all(labels == single for labels in pair)
 
 
+def test_predictions_with_an_entry_for_each_sample_are_concatenated_if_one_process_has_entries_like_layers(
+    results: list[dict[str, Any]],
+) -> None:
+    single, *pair = (result["predict_samples"] for result in results)
+    assert [[len(boxes) for boxes in predictions] for predictions in single] == [[1, 3, 1, 3], [2, 2, 3, 5]]
+    assert all(predictions == single for predictions in pair)
+
+
 def test_completions_of_a_decoder_only_model_are_those_of_a_single_process(results: list[dict[str, Any]]) -> None:
     single, *pair = (result["complete_prompts"] for result in results)
     assert single.shape == (2 * BATCH_SIZE + 1, SHORT) and len({tuple(row) for row in single.tolist()}) > 1

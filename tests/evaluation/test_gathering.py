@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,30 @@ def test_expected_rows_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert sizes == [array.nbytes]
 
 
-def test_a_batch_of_a_single_sample_does_not_decide_about_layers() -> None:
+def make_boxes(*numbers: int) -> list[torch.Tensor]:
+    return [torch.zeros(number, 4) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("batches", "other_process"),
+    [
+        ([make_boxes(1), make_boxes(3)], False),
+        ([make_boxes(2, 2), make_boxes(3, 5)], True),
+        ([make_boxes(2, 3), make_boxes(2, 2)], False),
+    ],
+)
+def test_the_first_batches_of_all_processes_decide_that_lists_have_an_entry_for_each_sample(
+    monkeypatch: pytest.MonkeyPatch, batches: list[Any], other_process: bool
+) -> None:
+    monkeypatch.setattr(gathering, "all_gather_object", lambda found: [found, other_process])
     lists = SampleLists(is_certain=False)
-    lists.mark([{"boxes": torch.zeros(1, 4)}], 1)
-    assert isinstance(lists.mark([{"boxes": torch.zeros(3, 4)}], 1), SampleList)
-    assert isinstance(lists.mark([{"boxes": torch.zeros(1, 4)}], 1), SampleList)
+    assert all(isinstance(lists.mark(batch, len(batch)), SampleList) for batch in batches)
+
+
+def test_samples_after_a_batch_that_looked_like_layers_are_refused_if_joined() -> None:
+    for join in (True, False):
+        lists = SampleLists(is_certain=False, join=join)
+        for entries in (make_boxes(2, 2), make_boxes(2, 2, 2), make_boxes(1, 1)):
+            assert not isinstance(lists.mark(entries, len(entries[0])), SampleList)
+        with pytest.raises(ValueError, match="per_device_eval_batch_size=1") if join else contextlib.nullcontext():
+            lists.mark(make_boxes(3, 5), 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.callbacks.log_history import EVALUATION
+from littrainer.callbacks.state import COMPLETED
 from littrainer.checkpoint.layout import RUN_RECORD_NAME, TRAINER_STATE_NAME, checkpoint_step
 from littrainer.commands.command_line import BadInput, CommandParser
 from littrainer.commands.report_folders import LIGHTNING_LOG_NAME, MissingState, Run, load_folders
@@ -50,7 +51,7 @@ class RunSummary:
         date = f"{datetime.datetime.fromisoformat(self.date):%Y-%m-%d %H:%M}"
         steps = UNKNOWN if self.step is None else f"{self.step}/{self.max_steps}".removesuffix("/None")
         best = UNKNOWN if self.best is None else f"{self.metric} {self.best:.4g} (step {self.best_step})"
-        return self.name, date, steps, best, self.end or UNKNOWN
+        return self.name, date, steps, best, str(self.end or UNKNOWN)
 
 
 def main(words: Sequence[str]) -> int:
@@ -110,7 +111,10 @@ def summarize_run(folder: Path, root: Path) -> RunSummary:
         # Loads torch.
         from littrainer.checkpoint.store import is_abandoned
 
-        summary.end = "killed" if is_abandoned(folder) else "running"
+        # An older state is of an earlier training in the folder.
+        is_new = modified >= datetime.datetime.fromisoformat(recorded["started"])
+        is_complete = is_new and summary.step is not None and summary.step == summary.max_steps
+        summary.end = "running" if not is_abandoned(folder) else COMPLETED if is_complete else "killed"
     return summary
 
 
@@ -125,8 +129,13 @@ def _add_state(summary: RunSummary, run: Run) -> None:
 
 
 def _read_start_and_end(folder: Path) -> dict[str, Any]:
+    """Return start and end of a run's record, without unreadable ones."""
     try:
         recorded = json.loads((folder / RUN_RECORD_NAME).read_text("utf-8"))["run"]
+        started, end = recorded["started"], recorded.get("end")
+        if datetime.datetime.fromisoformat(started).tzinfo is None:
+            return {}
+        end = {} if end is None else {"end": {"step": int(end["step"]), "reason": str(end["reason"])}}
+        return {"started": started, **end}
     except (OSError, ValueError, LookupError, TypeError):
         return {}
-    return recorded if isinstance(recorded, dict) else {}

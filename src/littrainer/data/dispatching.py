@@ -14,21 +14,25 @@ import torch
 
 from littrainer.data.sharding import ShardSpec, iterate_chunks
 from littrainer.distributed.collectives import PeerFailedError, all_gather_object, scatter_object
-from littrainer.runtime.nested_values import map_nested
+from littrainer.runtime.nested_values import is_sample_list, map_nested
 
 
 def find_batch_size(batch: Any) -> int | None:
-    """Return the rows of the first tensor in a nested batch, or the length of a list of samples that are mappings.
+    """Return the rows of the first tensor in a nested batch, or the length of a list of samples.
 
-    Lists of a mapping are read last, since they may have an entry for each sample.
+    Mappings of unequal sizes in a list are samples; of equal sizes, parts of one batch. Lists of a mapping are read
+    last, since they may have an entry for each sample.
     """
+    if is_sample_list(batch):
+        return len(batch)
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() > 0 else None
     if hasattr(batch, "shape"):
         return batch.shape[0] if len(batch.shape) > 0 else None
     values: Any = batch if isinstance(batch, (list, tuple)) else ()
     if values and all(isinstance(sample, Mapping) for sample in values):
-        return len(values)
+        sizes = {find_batch_size(sample) for sample in values}
+        return len(values) if len(sizes) > 1 or None in sizes else sizes.pop()
     if hasattr(batch, "values"):
         values = sorted(batch.values(), key=lambda value: isinstance(value, (list, tuple)))
     return next((size for size in map(find_batch_size, values) if size is not None), None)

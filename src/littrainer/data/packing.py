@@ -183,11 +183,23 @@ def collate_with_labels(collate: Callable[[list[Any]], Any], samples: list[Any])
 
     Parameters:
         collate: collator of the samples.
+
+    Raises:
+        ValueError: neither an attention mask nor the samples tell what is padding.
     """
     batch = collate(samples)
     if not isinstance(batch, Mapping) or "input_ids" not in batch or "labels" in batch:
         return batch
     labels, mask = batch["input_ids"], batch.get("attention_mask")
+    width = labels.shape[-1]
+    if mask is None and not all(
+        "input_ids" in sample and get_sample_length(sample, "input_ids", without_padding=True) >= width
+        for sample in samples
+    ):
+        raise ValueError(
+            f"pack_to_length: data_collator returns rows of {width} tokens without attention_mask, so that padding may "
+            "count in the evaluation loss. Let it return attention_mask or labels."
+        )
     return {**batch, "labels": labels if mask is None else labels.masked_fill(~mask.bool(), IGNORED_LABEL)}
 
 

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from littrainer.data.loaders import find_batch_size
-from littrainer.distributed.collectives import broadcast_object, pad_across_processes, raise_on_all_ranks
+from littrainer.distributed.collectives import (
+    all_gather_object,
+    broadcast_object,
+    pad_across_processes,
+    raise_on_all_ranks,
+)
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, model_parallel_rank
 from littrainer.evaluation.metrics import MetricContext, call_metric_function, convert_metrics, explain_metric_errors
 from littrainer.evaluation.prediction import ExactLossMean, compute_sample_mean
@@ -39,34 +44,56 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: every list as long as the batch has an entry for each sample. If False, the first batch of several
-            samples decides for all: the entries of such a list are layers if all their leaves are scalars or have a
-            row for each sample, else they are samples.
+        is_certain: every list as long as the batch has an entry for each sample. If False, the first batches of all
+            processes decide: the entries of such a list are layers if they are several and all their leaves are
+            scalars or have a row for each sample, else they are samples.
+        join: batches are joined, which needs the first batch to have decided right.
     """
 
-    def __init__(self, is_certain: bool):
+    def __init__(self, is_certain: bool, join: bool = True):
         self.is_certain: bool | None = is_certain or None
+        self.join = join
+        self._had_layers = False
 
     def mark(self, value: Any, rows: int | None) -> Any:
-        """Return the outputs with each list of samples as a `SampleList`."""
-        has_found = False
+        """Return the outputs with each list of samples as a `SampleList`; a collective call in the first batch.
+
+        Raises:
+            ValueError: a list has an entry for each sample, while that of the first batch had one for each layer.
+        """
+        has_lists = False
+        # For each list as long as the batch.
+        are_layers: list[bool] = []
 
         def has_samples(entries: Any) -> bool:
-            nonlocal has_found
+            nonlocal has_lists
             is_record_tuple = isinstance(entries, tuple) and all(isinstance(entry, Mapping) for entry in entries)
-            if not (is_record_tuple or isinstance(entries, list)) or len(entries) != rows:
+            if not (is_record_tuple or isinstance(entries, list)):
                 return False
+            has_lists = True
+            if self.is_certain or len(entries) != rows:
+                return len(entries) == rows
             have_rows: list[bool] = []
             map_nested(lambda leaf: have_rows.append(np.shape(leaf)[:1] in ((), (rows,))), entries)
-            are_samples = self.is_certain or not all(have_rows)
-            has_found |= are_samples
-            return are_samples
+            are_layers.append(all(have_rows))
+            return False
 
-        if self.is_certain is not False:
-            value = map_nested(
+        if not self.is_certain:
+            map_nested(lambda leaf: leaf, value, has_samples)
+        if self.is_certain is None:
+            found = not all(are_layers) or (rows == 1 and bool(are_layers))
+            self.is_certain = has_lists and any(all_gather_object(found))
+            self._had_layers = bool(are_layers)
+        if self.is_certain:
+            return map_nested(
                 lambda leaf: SampleList(leaf) if isinstance(leaf, (list, tuple)) else leaf, value, has_samples
             )
-            self.is_certain = self.is_certain or has_found or (None if rows == 1 else False)
+        if self.join and self._had_layers and not all(are_layers):
+            raise ValueError(
+                f"The model returns a list with an entry for each of the {rows} samples, and the first batch was taken "
+                "for one with an entry for each layer, since its entries had as many rows as samples. Set "
+                "per_device_eval_batch_size=1, or eval_do_concat_batches=False."
+            )
         return value
 
 
@@ -312,7 +339,9 @@ class OutputCollector:
         self.collected = BatchOutputs(
             *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
         )
-        self.sample_lists = BatchOutputs(*(SampleLists(name != "predictions") for name in BatchOutputs._fields))
+        self.sample_lists = BatchOutputs(
+            *(SampleLists(name != "predictions", args.eval_do_concat_batches) for name in BatchOutputs._fields)
+        )
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(args, shifts_labels, gather)
