@@ -195,10 +195,13 @@ def test_a_dict_without_loss_is_refused_with_its_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        (lambda model, inputs, return_outputs=False: (model(**inputs)["loss"], {}, 3), "a tuple of 3, and log_loss"),
-        (lambda model, inputs: model(**inputs)["loss"], "add return_outputs=False to its parameters"),
+        (lambda model, inputs, **kwargs: (model(**inputs)["loss"], {}, 3), "a tuple of 3, and log_loss"),
         (
-            lambda model, inputs, return_outputs=False: {"loss": model(**inputs)["loss"], "train_loss": torch.ones(())},
+            lambda model, inputs, num_items_in_batch=None: model(**inputs)["loss"],
+            "add return_outputs=False to its parameters",
+        ),
+        (
+            lambda model, inputs, **kwargs: {"loss": model(**inputs)["loss"], "train_loss": torch.ones(())},
             "log_loss_terms=True cannot log 'train_loss', .*: rename this output",
         ),
     ],
