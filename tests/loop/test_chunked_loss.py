@@ -169,12 +169,21 @@ def test_half_precision_rounds_differently_only(tmp_path: Path) -> None:
     compare(tmp_path, tiny_llama, tolerance=1e-2, bf16=True)
 
 
-def test_a_micro_batch_without_labels_adds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "first", "changes"),
+    [
+        ("Llama", 0, {}),
+        ("BERT for masked tokens", 4, {"label_smoothing_factor": 0.1, "logging_nan_inf_filter": False}),
+    ],
+)
+def test_a_micro_batch_without_labels_adds_nothing(
+    tmp_path: Path, name: str, first: int, changes: dict[str, Any]
+) -> None:
     rows = language_rows(24)
-    for row in rows[:12]:
+    for row in rows[first:12]:
         row["labels"] = [-100] * len(row["labels"])
     order = {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2}
-    compare(tmp_path, tiny_llama, rows=rows, **order)
+    compare(tmp_path, MODELS[name], rows=rows, **order, **changes)
 
 
 class LargestLogits(TorchDispatchMode):

@@ -86,7 +86,7 @@ class _Head:
     kind: Any
     model_name: str
     smoothing: float = 0.0
-    # Divisor of the smoothed loss; None is the number of tokens.
+    # Divisor of a mean, and of the smoothed loss; None is the number of tokens.
     divisor: Any = None
     is_called: bool = False
     smoothed_loss: torch.Tensor | None = None
@@ -194,11 +194,11 @@ class DeferredLogits:
         # The host waits here for the device, to know the number of tokens.
         counted = labels.ne(ignore_index).nonzero().squeeze(1)
         total = self._head.sum_losses(self._hidden.flatten(0, -2)[counted], labels[counted], self._change)
+        divisor = len(counted) if self._head.divisor is None else self._head.divisor
+        mean = total / (divisor.to(total.device) if isinstance(divisor, torch.Tensor) else divisor)
         if self._head.smoothing:
-            divisor = len(counted) if self._head.divisor is None else self._head.divisor
-            divisor = divisor.to(total.device) if isinstance(divisor, torch.Tensor) else divisor
-            self._head.smoothed_loss = total / divisor
-        return total if reduction == "sum" else total / len(counted)
+            self._head.smoothed_loss = mean
+        return total if reduction == "sum" else mean
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
