@@ -96,7 +96,8 @@ def compute_loss_and_outputs(
             logger.warning("compute_loss_func is called with labels=None: the batch has no %s.", names)
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     loss = _extract_loss(settings, outputs, model, inputs)
-    if smoothed is not None:
+    # Processes that share rows add up the losses of their outputs, and let a model return no further terms.
+    if smoothed is not None and settings._get_batch_copies() == 1:
         # A smoother leaves out the model's further terms; DDP and FSDP wait for a gradient of the outputs.
         return smoothed + 0 * loss, outputs
     return reduction.weight(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
