@@ -86,6 +86,7 @@ class TrainingSession:
         tracked: values of `Trainer.track`, and loss terms.
         evaluated: loss terms of an evaluation.
         needs_logits: an evaluation needs logits, which `chunked_loss` leaves out.
+        has_chunked_loss: `compute_loss` has computed a loss over chunks.
         health: detects non-finite numbers and spikes.
         run: None before the training begins.
         began: `time.monotonic()` at the start of `train()`.
@@ -114,6 +115,7 @@ class TrainingSession:
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
     evaluated: TrackedMeans = field(default_factory=TrackedMeans)
     needs_logits: bool = False
+    has_chunked_loss: bool = False
     health: HealthGuard = field(default_factory=HealthGuard)
     run: TrainingRun | None = None
     is_in_train: bool = False
@@ -205,6 +207,7 @@ class TrainerAttributesBase(TrainerContext):
     _tr_loss = session_attribute(lambda session: session.loss.since_last_log)
     _loss_reduction = session_attribute(lambda session: session.loss_reduction)
     _needs_logits = session_attribute(lambda session: session.needs_logits)
+    _has_chunked_loss = session_attribute(lambda session: session.has_chunked_loss)
     _total_loss_scalar = session_attribute(lambda session: session.loss.before_last_log)
     _globalstep_last_logged = session_attribute(lambda session: session.loss.step_of_last_log)
     _initial_global_step = session_attribute(lambda session: session.first_step)

@@ -51,10 +51,36 @@ def llama_with_adapted_head() -> Any:
     )
 
 
+def llama_with_an_inactive_adapter() -> Any:
+    import peft
+
+    model = llama_with_adapted_head()
+    model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False))
+    return model.train().requires_grad_(True)
+
+
+def llama_with_a_hooked_head() -> Any:
+    model = tiny_llama()
+    model.lm_head.weight.register_hook(lambda gradient: gradient * 0.1)
+    return model
+
+
+def tiny_mixtral() -> Any:
+    """A mixture of experts with an auxiliary loss, which smoothed losses leave out."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_local_experts": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "output_router_logits": True}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY_SIZE, router_aux_loss_coef=1.0, **sizes, **heads))
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "Llama": tiny_llama,
     "tied Llama": lambda: tiny_llama(tie_word_embeddings=True),
     "Llama with LoRA at its head": llama_with_adapted_head,
+    "Llama with an inactive adapter": llama_with_an_inactive_adapter,
+    "Llama with a hooked head": llama_with_a_hooked_head,
+    "Mixtral with an auxiliary loss": tiny_mixtral,
     "Gemma 2 with a soft cap": tiny_gemma,
     "GPT-2": lambda: tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
     "BERT for masked tokens": lambda: tiny_bert_for_masked_tokens(
@@ -143,12 +169,21 @@ def test_half_precision_rounds_differently_only(tmp_path: Path) -> None:
     compare(tmp_path, tiny_llama, tolerance=1e-2, bf16=True)
 
 
-def test_a_micro_batch_without_labels_adds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "first", "changes"),
+    [
+        ("Llama", 0, {}),
+        ("BERT for masked tokens", 4, {"label_smoothing_factor": 0.1, "logging_nan_inf_filter": False}),
+    ],
+)
+def test_a_micro_batch_without_labels_adds_nothing(
+    tmp_path: Path, name: str, first: int, changes: dict[str, Any]
+) -> None:
     rows = language_rows(24)
-    for row in rows[:12]:
+    for row in rows[first:12]:
         row["labels"] = [-100] * len(row["labels"])
     order = {"train_sampling_strategy": "sequential", "gradient_accumulation_steps": 2}
-    compare(tmp_path, tiny_llama, rows=rows, **order)
+    compare(tmp_path, MODELS[name], rows=rows, **order, **changes)
 
 
 class LargestLogits(TorchDispatchMode):
@@ -200,13 +235,98 @@ class OwnLoss(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        outputs = model(**inputs)
+        with self.compute_loss_context_manager():
+            outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+class CallsOurs(Trainer):
+    """A Trainer whose methods reach the Trainer's `compute_loss` by another name, or by themselves."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return self.weigh(*args, **kwargs)
+
+    def weigh(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+        loss, outputs = self.compute_loss(model, self._prepare_inputs(inputs), return_outputs=True)
+        return loss, outputs["logits"], inputs["labels"]
+
+
+def test_own_methods_that_call_the_trainers_compute_loss_get_logits_in_evaluations(tmp_path: Path) -> None:
+    shapes = []
+    metrics = {"compute_metrics": lambda prediction: shapes.append(prediction.predictions.shape) or {}}
+    keywords = {**metrics, "train_dataset": Rows(language_rows(8)), "eval_dataset": Rows(language_rows(7))}
+    trainer = quiet_trainer(
+        tmp_path,
+        tiny_llama(),
+        kind=CallsOurs,
+        trainer_kwargs={**keywords, "data_collator": pad_tokens},
+        chunked_loss=True,
+        max_steps=1,
+    )
+    trainer.train()
+    trainer.evaluate()
+    assert shapes[0][-1] == VOCABULARY_SIZE
 
 
 class SplitsTheHead(Trainer):
     def get_tp_size(self) -> int:
         return 2
+
+
+class RescaledLlama(torch.nn.Module):
+    """A model whose loss changes logits by operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_llama()
+
+    def get_output_embeddings(self) -> Any:
+        return self.inner.lm_head
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
+        logits = self.inner(input_ids, attention_mask).logits.to(dtype=torch.float32)
+        logits = 1 + 0.5 * -logits - 3
+        assert logits.size()[:2] == labels.shape
+        return {"loss": torch.nn.functional.cross_entropy(logits.reshape((-1, logits.size(-1))), labels.view(-1))}
+
+
+def test_operators_on_logits_are_applied_to_each_chunk(tmp_path: Path) -> None:
+    compare(tmp_path, RescaledLlama)
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda logits: logits[..., :-1, :],
+        lambda logits: logits**2,
+        lambda logits: 1 - logits,
+        lambda logits: logits > 0,
+        lambda logits: logits @ torch.ones(VOCABULARY_SIZE),
+        lambda logits: logits.view(-1),
+        lambda logits: logits.flatten(),
+    ],
+)
+def test_an_operation_that_chunks_cannot_do_is_refused_by_the_models_name(operate: Callable[..., Any]) -> None:
+    head = chunked_loss._Head(torch.nn.Linear(4, VOCABULARY_SIZE), torch.nn.Linear, "LlamaForCausalLM")
+    with pytest.raises((TypeError, AttributeError), match="chunked_loss=True: the loss of LlamaForCausalLM takes"):
+        operate(head.defer(torch.ones(2, 3, 4)))
+
+
+def test_micro_batches_share_their_compiled_graphs(tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    graphs = []
+    for steps in (2, 5):
+        torch.compiler.reset()
+        counters.clear()
+        rows = [{**row, "input_ids": [5] * 6, "labels": [5] * 6} for row in language_rows(20)]
+        settings = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": steps}
+        make_trainer(tmp_path, tiny_llama(), rows=rows, chunked_loss=True, **settings).train()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert 0 < graphs[0] == graphs[1]
 
 
 class ScaledLlama(torch.nn.Module):

@@ -192,6 +192,38 @@ def test_a_dict_without_loss_is_refused_with_its_names(tmp_path: Path) -> None:
         quiet_trainer(tmp_path, kind=ReturnsNoLoss, log_loss_terms=True, **SETTINGS).train()
 
 
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda model, inputs, **kwargs: (model(**inputs)["loss"], {}, 3), "a tuple of 3, and log_loss"),
+        (
+            lambda model, inputs, num_items_in_batch=None: model(**inputs)["loss"],
+            "add return_outputs=False to its parameters",
+        ),
+        (
+            lambda model, inputs, **kwargs: {"loss": model(**inputs)["loss"], "train_loss": torch.ones(())},
+            "log_loss_terms=True cannot log 'train_loss', .*: rename this output",
+        ),
+    ],
+)
+def test_terms_that_cannot_be_logged_are_refused(tmp_path: Path, function: Any, match: str) -> None:
+    trainer = quiet_trainer(tmp_path, log_loss_terms=True, **SETTINGS)
+    trainer.compute_loss = function
+    with pytest.raises((TypeError, ValueError), match=match):
+        trainer.train()
+
+
+def test_a_tracked_value_replaces_the_term_of_its_name(tmp_path: Path) -> None:
+    class TracksTheTerm(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            self.track("aux_loss", 0.5)
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = quiet_trainer(tmp_path, Segmenter(), kind=TracksTheTerm, log_loss_terms=True, **SETTINGS)
+    trainer.train()
+    assert entries(trainer, "aux_loss") == [0.5, 0.5] and entries(trainer, "eval_aux_loss") == pytest.approx([19 / 7])
+
+
 def test_terms_of_a_failed_evaluation_do_not_count_in_the_next(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, Segmenter(), log_loss_terms=True)
     step, calls = trainer.prediction_step, []

@@ -123,6 +123,8 @@ class EvaluationLoop(OutputCollector):
         try:
             # Before the step, which may remove labels.
             weight = self.get_batch_weight(batch)
+            # An overridden prediction_step may call compute_loss itself.
+            trainer.session.needs_logits = not self.prediction_loss_only
             loss, logits, labels = trainer.prediction_step(
                 self.model, batch, self.prediction_loss_only, ignore_keys=self.ignore_keys
             )
@@ -135,6 +137,7 @@ class EvaluationLoop(OutputCollector):
             is_kept = self.streaming is None or self.is_prediction
             gathered = (outputs if is_kept else BatchOutputs(outputs.losses)).map(trainer.gather_function)
         finally:
+            trainer.session.needs_logits = False
             trainer.accelerator.samples_in_last_batch = None
         if rows is not None and args.world_size > 1:
             # Seq2SeqTrainer's gather function keeps padding samples; as in transformers, its mean loss includes them.

@@ -30,9 +30,11 @@ def compute_loss(
     if trainer.args.use_liger_kernel and is_loss_only:
         # Liger's fused loss needs no logits.
         inputs = {**inputs, "skip_logits": True}
-    session.needs_logits = not is_loss_only
-    result: Any = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-    session.needs_logits = False
+    needed_logits, session.needs_logits = session.needs_logits, not is_loss_only
+    try:
+        result: Any = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+    finally:
+        session.needs_logits = needed_logits
     if trainer.args.log_loss_terms:
         result = session.evaluated.add_loss_terms(result, find_batch_size(inputs) or 1)
     return unpack_loss(result, type(trainer).__name__)

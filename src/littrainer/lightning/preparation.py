@@ -57,7 +57,7 @@ class ModuleLossSettings:
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps = 1
     _loss_reduction: LossReduction = UNKNOWN
-    _needs_logits = False
+    _needs_logits = _has_chunked_loss = False
 
     def __init__(
         self,

@@ -322,6 +322,14 @@ def check_before_training(trainer: Any) -> None:
     check_deepspeed_unchanged(trainer.args, trainer.is_deepspeed_enabled)
     is_version_1 = getattr(get_sharding_plan(trainer.args), "version", None) == 1
     check_nonfinite_arguments(trainer.args, splits_weights=is_version_1 or tensor_parallel_size(trainer.args) > 1)
+    if trainer.args.log_loss_terms:
+        try:
+            inspect.signature(trainer.compute_loss).bind(None, None, return_outputs=True)
+        except TypeError:
+            raise ValueError(
+                f"log_loss_terms=True calls {type(trainer).__name__}.compute_loss(model, inputs, return_outputs=True), "
+                "which does not take these: add return_outputs=False to its parameters, or leave out log_loss_terms."
+            ) from None
     if trainer.args.chunked_loss:
         _check_chunked_loss(trainer, is_version_1)
     needs_full_model = trainer.args.auto_micro_batch or trainer.args.ema_decay is not None
@@ -348,12 +356,8 @@ def check_before_training(trainer: Any) -> None:
 
 
 def _check_chunked_loss(trainer: Any, is_version_1: bool) -> None:
-    code = getattr(inspect.unwrap(trainer.compute_loss), "__code__", None)
-    # The Trainer's own calls `compute_loss_and_outputs`.
-    calls_ours = any("compute_loss" in name for name in getattr(code, "co_names", ("compute_loss",)))
     reasons = {
         "compute_loss_func, which takes logits": trainer.compute_loss_func is not None,
-        "a compute_loss that does not call the Trainer's": not calls_ours,
         "use_liger_kernel, which computes no logits either": trainer.args.use_liger_kernel,
         "DeepSpeed, FSDP version 1 or tensor parallelism, which split the head": is_version_1
         or trainer.is_deepspeed_enabled

@@ -49,21 +49,35 @@ def find_head(model: Any) -> tuple[Any, str]:
     )
 
 
-def call_without_logits(model: nn.Module, inputs: dict[str, Any], smoother: Any, num_items_in_batch: Any) -> Any:
-    """Return the outputs of a model, whose loss is computed over chunks of tokens, and smoothed if it has to be."""
+def call_without_logits(
+    model: nn.Module, inputs: dict[str, Any], smoother: Any, num_items_in_batch: Any
+) -> tuple[Any, torch.Tensor | None]:
+    """Return the outputs of a model, whose loss is computed over chunks of tokens, and the smoothed loss alone."""
     module, name = find_head(model)
     head = _Head(module, type(module), name)
     if smoother is not None:
         head.smoothing, head.divisor = smoother.epsilon, num_items_in_batch
     # Another class, as under FSDP2, and not another module, which others would miss in the model.
-    module.__class__ = type(head.kind.__name__, (head.kind,), {"__call__": head.defer})
+    module.__class__ = _make_deferring_class(head.kind)
+    vars(module)["_deferring_head"] = head
     try:
         outputs = model(**inputs)
     finally:
         module.__class__ = head.kind
+        del vars(module)["_deferring_head"]
     if not head.is_called:
         raise ValueError(head.refuse("another module than get_output_embeddings()"))
-    return outputs
+    return outputs, head.smoothed_loss
+
+
+@functools.cache
+def _make_deferring_class(kind: type) -> type:
+    # torch.compile would compile a graph for each new class.
+    @torch.compiler.disable
+    def call(module: Any, hidden: torch.Tensor) -> DeferredLogits:
+        return vars(module)["_deferring_head"].defer(hidden)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
 
 
 @dataclass
@@ -72,9 +86,10 @@ class _Head:
     kind: Any
     model_name: str
     smoothing: float = 0.0
-    # Divisor of a loss that the model leaves as a mean; None is the number of tokens.
+    # Divisor of a mean, and of the smoothed loss; None is the number of tokens.
     divisor: Any = None
     is_called: bool = False
+    smoothed_loss: torch.Tensor | None = None
 
     def defer(self, hidden: torch.Tensor) -> DeferredLogits:
         self.is_called = True
@@ -93,7 +108,15 @@ class _Head:
             # FSDP has gathered the parameters here.
             parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
             arguments = (lambda chunk: change(forward(chunk)), labels, self.smoothing, is_training, hidden)
-            return _ChunkedCrossEntropy.apply(*arguments, *parameters)
+            # Their hooks are called in the backward pass.
+            hooks = [parameter._backward_hooks for parameter in parameters]
+            try:
+                for parameter in parameters:
+                    parameter._backward_hooks = None
+                return _ChunkedCrossEntropy.apply(*arguments, *parameters)
+            finally:
+                for parameter, hooks_of_parameter in zip(parameters, hooks, strict=True):
+                    parameter._backward_hooks = hooks_of_parameter
 
         module.forward = sum_chunks
         try:
@@ -106,13 +129,13 @@ class _Head:
 def _record(function: Callable[..., torch.Tensor]) -> Callable[..., DeferredLogits]:
     """Return a method of deferred logits that applies a function to the logits of each chunk."""
 
-    def record(self: DeferredLogits, *args: Any) -> DeferredLogits:
-        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    def record(self: DeferredLogits, *args: Any, **kwargs: Any) -> DeferredLogits:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         # A trained tensor would get no gradient, and values of tokens would not be divided into chunks.
         if any(value.requires_grad or value.dim() > 2 or value.shape[:-1].numel() > 1 for value in tensors):
             raise TypeError(self._head.refuse(f"{function.__name__} of logits and a tensor"))
         change = self._change
-        return DeferredLogits(self._head, self._hidden, lambda logits: function(change(logits), *args))
+        return DeferredLogits(self._head, self._hidden, lambda logits: function(change(logits), *args, **kwargs))
 
     return record
 
@@ -123,22 +146,35 @@ class DeferredLogits:
     def __init__(self, head: _Head, hidden: torch.Tensor, change: Callable[..., Any] = lambda logits: logits):
         self._head, self._hidden, self._change = head, hidden, change
         self.shape = torch.Size((*hidden.shape[:-1], head.module.weight.shape[0]))
-        self.device, self.dtype, self.size = hidden.device, hidden.dtype, self.shape.__getitem__
+        self.device, self.dtype = hidden.device, hidden.dtype
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._head.refuse(f"logits.{name}"))
 
-    def view(self, *sizes: int) -> DeferredLogits:
+    def _refuse(self, *args: Any) -> Any:
+        raise TypeError(self._head.refuse("an index, a comparison or another operator of logits"))
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def view(self, *sizes: Any) -> DeferredLogits:
+        sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
         if sizes[-1] != self.shape[-1]:
             raise TypeError(self._head.refuse(f"logits.view{sizes}"))
         return DeferredLogits(self._head, self._hidden.reshape(*sizes[:-1], self._hidden.shape[-1]), self._change)
 
+    reshape = view
     contiguous = _record(torch.Tensor.contiguous)
+    to = _record(torch.Tensor.to)
     float = _record(torch.Tensor.float)
     tanh = _record(torch.tanh)
-    __add__ = _record(torch.add)
-    __mul__ = _record(torch.mul)
+    __add__ = __radd__ = _record(torch.add)
+    __sub__ = _record(torch.sub)
+    __mul__ = __rmul__ = _record(torch.mul)
+    __neg__ = _record(torch.neg)
     __truediv__ = _record(torch.div)
+    __getitem__ = __setitem__ = __rsub__ = __rtruediv__ = __pow__ = __matmul__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,6 +185,7 @@ class DeferredLogits:
             return logits._cross_entropy(args[1], **kwargs)
         raise TypeError(logits._head.refuse(f"{getattr(func, '__name__', func)} of logits"))
 
+    @torch.compiler.disable
     def _cross_entropy(self, target: torch.Tensor, ignore_index: int, reduction: str, **others: Any) -> torch.Tensor:
         is_plain = others["weight"] is None and not others["label_smoothing"] and reduction != "none"
         if not is_plain or target.shape != self.shape[:-1]:
@@ -157,9 +194,11 @@ class DeferredLogits:
         # The host waits here for the device, to know the number of tokens.
         counted = labels.ne(ignore_index).nonzero().squeeze(1)
         total = self._head.sum_losses(self._hidden.flatten(0, -2)[counted], labels[counted], self._change)
-        if reduction == "sum":
-            return total
-        return total / (len(counted) if self._head.divisor is None else self._head.divisor)
+        divisor = len(counted) if self._head.divisor is None else self._head.divisor
+        mean = total / (divisor.to(total.device) if isinstance(divisor, torch.Tensor) else divisor)
+        if self._head.smoothing:
+            self._head.smoothed_loss = mean
+        return total if reduction == "sum" else mean
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -185,11 +224,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 continue
             gradient = gradient.exp_().sub_(smoothing / gradient.shape[-1])
             gradient.scatter_add_(-1, targets, gradient.new_full(targets.shape, smoothing - 1))
-            of_chunk, *added = torch.autograd.grad(logits, [chunk, *parameters], gradient.to(logits.dtype))
+            of_chunk, *added = torch.autograd.grad(
+                logits, [chunk, *parameters], gradient.to(logits.dtype), allow_unused=True
+            )
             # The next chunk needs their memory.
             del logits, gradient
             of_hidden.append(of_chunk)
-            of_parameters = [old.add_(new) for old, new in zip(of_parameters, added, strict=False)] or added
+            pairs = zip(of_parameters, added, strict=False)
+            # None for a parameter without a part in the logits, as of an adapter that is not active.
+            of_parameters = [old if new is None else old.add_(new) for old, new in pairs] or added
         ctx.save_for_backward(*([torch.cat(of_hidden)] if is_training else []), *of_parameters)
         return total
 
@@ -198,4 +241,4 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: torch.Tensor) -> Any:
         # Without a token the scale may be infinite, which the gradients of 0 must not become.
         scale = scale if ctx.saved_tensors[0].numel() else torch.ones_like(scale)
-        return (None, None, None, None, *(gradient * scale for gradient in ctx.saved_tensors))
+        return (None, None, None, None, *(None if value is None else value * scale for value in ctx.saved_tensors))

@@ -50,6 +50,8 @@ class LossSettings(Protocol):
     _loss_reduction: Any
     # An evaluation needs logits, which `chunked_loss` leaves out.
     _needs_logits: bool
+    # `compute_loss` has computed a loss over chunks.
+    _has_chunked_loss: bool
 
     def _get_batch_copies(self) -> int:
         """Return the number of processes with the same batch."""
@@ -82,14 +84,22 @@ def compute_loss_and_outputs(
         raise make_unnamed_batch_error(inputs, model)
     if labels is not None and settings.compute_loss_func is None:
         return _smoothed_loss_and_outputs(smoother, model, inputs, labels, num_items_in_batch)
-    arguments = model, inputs, settings.label_smoother, num_items_in_batch
-    outputs = call_without_logits(*arguments) if is_chunked else model(**inputs)
+    if is_chunked:
+        smoother = settings.label_smoother if "labels" in inputs else None
+        outputs, smoothed = call_without_logits(model, inputs, smoother, num_items_in_batch)
+        settings._has_chunked_loss = True
+    else:
+        outputs, smoothed = model(**inputs), None
     if settings.compute_loss_func is not None:
         if labels is None:
             names = " and ".join(map(repr, settings.label_names)) or "'labels'"
             logger.warning("compute_loss_func is called with labels=None: the batch has no %s.", names)
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     loss = _extract_loss(settings, outputs, model, inputs)
+    # Processes that share rows add up the losses of their outputs, and let a model return no further terms.
+    if smoothed is not None and settings._get_batch_copies() == 1:
+        # A smoother leaves out the model's further terms; DDP and FSDP wait for a gradient of the outputs.
+        return smoothed + 0 * loss, outputs
     return reduction.weight(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 
 

@@ -147,6 +147,10 @@ class TrainingStep:
         except Exception as error:
             note_batch(error, trainer, "with a batch", inputs)
             raise
+        if trainer.args.chunked_loss and not trainer.session.has_chunked_loss:
+            method = "training_step" if by_training_step else "compute_loss"
+            reason = f"a {method} that does not call the Trainer's compute_loss"
+            raise ValueError(f"chunked_loss=True cannot be combined with {reason}: leave out one of them.")
         position = (*self._window_position[:2], self.run.windows.micro_batches_read - 1)
         self.health.unread.append((LOSS, position, loss_copy))
         speed.enter("backward")

@@ -24,13 +24,16 @@ class TrackedMeans:
 
     def __init__(self) -> None:
         self.is_paused = False
-        self._sums: dict[str, torch.Tensor | float] = {}
-        self._counts: dict[str, int] = {}
+        # By name, and whether a script has tracked it: such a value replaces a loss term of its name.
+        self._sums: dict[tuple[bool, str], torch.Tensor | float] = {}
+        self._counts: dict[tuple[bool, str], int] = {}
 
-    def add(self, name: str, value: torch.Tensor | float, weight: int = 1) -> None:
-        """Add a value, with the errors of `track`."""
+    def add(self, name: str, value: torch.Tensor | float, weight: int = 1, is_tracked: bool = True) -> None:
+        """Add a value, with the errors of `track` or, unless `is_tracked`, of `log_loss_terms`."""
         if name in LOGGED_BY_TRAINER or name.startswith(("eval_", "speed/")):
-            raise ValueError(f"track() cannot log {name!r}, which the Trainer logs itself: choose another name.")
+            source = "track()" if is_tracked else "log_loss_terms=True"
+            advice = "choose another name" if is_tracked else "rename this output, or leave out log_loss_terms"
+            raise ValueError(f"{source} cannot log {name!r}, which the Trainer logs itself: {advice}.")
         if self.is_paused:
             return
         try:
@@ -41,8 +44,9 @@ class TrackedMeans:
                 value = float(value)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"track({name!r}) was given {kind_of(value)}, and takes one number: its mean().") from None
-        self._sums[name] = self._sums.get(name, 0.0) + value * weight
-        self._counts[name] = self._counts.get(name, 0) + weight
+        key = is_tracked, name
+        self._sums[key] = self._sums.get(key, 0.0) + value * weight
+        self._counts[key] = self._counts.get(key, 0) + weight
 
     def add_loss_terms(self, result: Any, weight: int = 1) -> tuple[Any, Any]:
         """Add the scalars named "...loss..." that `compute_loss` returned, and return its loss and outputs.
@@ -55,12 +59,17 @@ class TrackedMeans:
             raise TypeError(f"compute_loss returned a dict with {', '.join(map(repr, result))}: add the sum as 'loss'.")
         loss, outputs = (result["loss"], result) if isinstance(result, Mapping) else (result, None)
         if isinstance(result, tuple):
+            if len(result) != 2:
+                raise TypeError(
+                    f"compute_loss returned a tuple of {len(result)}, and log_loss_terms=True takes the loss, "
+                    "(loss, outputs), or a dict with 'loss': return one of them."
+                )
             loss, outputs = result
         # Models of detection return a `loss_dict`.
         groups = [value for name, value in _named_losses(outputs) if isinstance(value, Mapping)]
         for name, value in itertools.chain(*map(_named_losses, [outputs, *groups])):
             if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point():
-                self.add(name, value, weight)
+                self.add(name, value, weight, is_tracked=False)
         return loss, outputs
 
     def clear(self) -> None:
@@ -81,14 +90,15 @@ class TrackedMeans:
             most_tracked = int(reduce_across_processes(torch.tensor(most_tracked, device=device), "max"))
         if not most_tracked:
             return {}
-        local = [(name, float(total), self._counts[name]) for name, total in self._sums.items()]
+        local = [(key, float(total), self._counts[key]) for key, total in self._sums.items()]
         self.clear()
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        for name, total, count in gather_objects_across_processes(local):
-            sums[name] = sums.get(name, 0.0) + total
-            counts[name] = counts.get(name, 0) + count
-        return {name: sums[name] / counts[name] for name in sums}
+        sums: dict[tuple[bool, str], float] = {}
+        counts: dict[tuple[bool, str], int] = {}
+        for key, total, count in gather_objects_across_processes(local):
+            sums[key] = sums.get(key, 0.0) + total
+            counts[key] = counts.get(key, 0) + count
+        means = {key: sums[key] / counts[key] for key in sums}
+        return {name: mean for (is_tracked, name), mean in means.items() if is_tracked or (True, name) not in means}
 
 
 def _named_losses(outputs: Any) -> list[tuple[str, Any]]:
