@@ -42,7 +42,7 @@ class WriterRole(NamedTuple):
 
 
 def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
-    """Make the folder, and elect the writer of its checkpoints."""
+    """Elect the writer of a folder's checkpoints; several processes make the folder."""
     if not is_distributed():
         return WriterRole(0, args.should_save, False, False)
     rank = args.process_index

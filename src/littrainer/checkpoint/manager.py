@@ -164,7 +164,7 @@ class CheckpointManager:
         self.pending: PendingSave | None = None
         # Description of code, data and model in the run's record.
         self.facts: dict[str, Any] | None = None
-        # The training's start and end in the run's record, for a record that is written after the training.
+        # Start and end of the training, for a run's record that is written after the training.
         self.times: dict[str, Any] = {}
         # The last checkpoint, in the writing process, until its `on_save` callbacks have run.
         self._written: str | None = None
@@ -456,7 +456,7 @@ class CheckpointManager:
             text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
             if not text:
                 return folder
-            # `find` ignores `skipped` for a folder called "last-checkpoint" or "auto", so the loop would not end.
+            # `find` returns a folder called "last-checkpoint" or "auto" though it was skipped; the error ends the loop.
             if not is_newest_requested or folder.name in skipped:
                 raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
             if NO_SUCH_FOLDER in text:
@@ -621,7 +621,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
-            # The latest start's folder is searched first: the script may give output_dir another value at each start.
+            # The folder that came last is searched first: each start may have another output_dir.
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}

@@ -318,7 +318,7 @@ class DeepSpeedStateIO(FullStateIO):
         return any(folder.glob(ENGINE_FOLDERS))
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
-        """Load the best model's weights; only check for them in a resume: `load_training_state` loads them."""
+        """Load the best model's weights; a resume only looks for them, since `load_training_state` loads them."""
         if not to_resume:
             self.load_training_state(folder)
         elif not self.has_weights(folder):

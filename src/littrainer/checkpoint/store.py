@@ -124,7 +124,7 @@ class Store:
         """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
-            # The second `finish` deletes the same checkpoints at the URL.
+            # Checkpoints deleted here are deleted at the URL by the second `finish`.
             if self.delete_deferred():
                 self.remote.finish()
 

@@ -77,7 +77,7 @@ class WindowLoader:
         self.set_epoch_length(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
-        # Set to `SpeedLog.enter` for a training; `id` does nothing, without a Python call.
+        # A training sets `SpeedLog.enter`; the builtin `id` has no effect and is cheap.
         self.enter_section: Callable[[str], Any] = id
         self.skipped_windows = skipped_windows
         self.is_length_of_training = is_length_of_training

@@ -44,10 +44,10 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: every list as long as the batch has an entry for each sample. If False, the first batches of all
-            processes decide: the entries of such a list are layers if they are several and all their leaves are
-            scalars or have a row for each sample, else they are samples.
-        join: batches are joined, which needs the first batch to have decided right.
+        is_certain: a list with as many entries as the batch has samples has an entry for each sample. If False, the
+            first batches of all processes decide: entries are layers if there are several and all leaves are scalars or
+            have a row for each sample, else samples.
+        join: batches are joined, so a batch that disproves the decision raises an error.
     """
 
     def __init__(self, is_certain: bool, join: bool = True):

@@ -20,7 +20,8 @@ from littrainer.runtime.nested_values import PADDING, describe
 Arguments = tuple[Any, ...] | dict[str, Any]
 
 
-# Name -> function of predictions and labels that returns the arguments of `update`, without ignored labels (-100).
+# Name -> function of predictions and labels that returns the arguments of `update`. Conversions for classes and tokens
+# leave out ignored labels (-100).
 CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     # Most likely class, and label.
     "classification": lambda predictions, labels: _drop_ignored(_argmax(predictions, labels), labels),
@@ -62,7 +63,7 @@ class TaskFacts:
     """Facts about a model's task that cannot be read from the shapes of predictions and labels.
 
     Parameters:
-        is_causal_lm: labels belong to the previous position; None if unknown.
+        is_causal_lm: each label is compared with the prediction one position before; None if unknown.
         problem_type: `config.problem_type` of the model, which its first forward pass may set.
         has_raw_scores: the script does not change the model's outputs.
         generates: predictions are generated tokens.

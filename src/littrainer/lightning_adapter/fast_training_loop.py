@@ -111,7 +111,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         )
 
     def _notify(self, hook: str, *args: Any) -> None:
-        """Call a hook of callbacks, then of the module, in Lightning's order."""
+        """Call a hook of callbacks, then one that was set on the module instance, in Lightning's order."""
         pl_trainer, module, empty_hook = self.trainer, self._module, getattr(pl.Callback, hook)
         # The list is not copied, so that a callback that another callback adds is called too.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]

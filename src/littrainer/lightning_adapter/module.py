@@ -311,7 +311,7 @@ class TrainerModule(ClosureFirstModule):
     @convert_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         outputs = self._evaluation.step(batch)
-        # The batch's loss, repeated for each sample.
+        # `losses` repeats the batch's loss for each sample.
         loss = None if outputs.losses is None else outputs.losses[0]
         return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
 

@@ -200,7 +200,7 @@ class HealthGuard(StepPolicy):
         is_of_weights = fault is None and checks_weights and not self._has_warned
         if is_of_weights:
             fault = self._make_weight_fault(readings)
-            # Without "stop" a process that has warned already skips this block, and a gather would wait for it.
+            # Without "stop" some processes may have warned before: they skip this block, so a gather would hang.
             fault = _select_first(all_gather_object(fault)) if stops else fault
         if fault is None:
             self._has_warned = False

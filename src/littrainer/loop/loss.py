@@ -41,8 +41,8 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # Whether losses are already divided by the label tokens of the window; None: they are if the model or the loss
-    # function takes `num_items_in_batch`.
+    # Whether losses are already divided by the window's label tokens; None means yes if the model or the loss function
+    # takes `num_items_in_batch`.
     loss_is_scaled_for_ga: bool | None
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
@@ -96,9 +96,10 @@ def compute_loss_and_outputs(
             logger.warning("compute_loss_func is called with labels=None: the batch has no %s.", names)
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     loss = _extract_loss(settings, outputs, model, inputs)
-    # Processes that share rows add up the losses of their outputs, and let a model return no further terms.
+    # The outputs' losses are added up over processes that share rows; a model may return no further terms there.
     if smoothed is not None and settings._get_batch_copies() == 1:
-        # A smoother leaves out the model's further terms; DDP and FSDP wait for a gradient of the outputs.
+        # A smoother leaves out the model's further terms; `0 * loss` gives the outputs the gradient that DDP and FSDP
+        # wait for.
         return smoothed + 0 * loss, outputs
     return reduction.weight(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 

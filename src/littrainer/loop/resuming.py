@@ -142,7 +142,7 @@ def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader
         return replace(position, surplus_steps=record.get("steps_ahead", 0))
     if "world_size" in changed:
         data = record["data_of_first"]
-    # With another number of samples the order may differ, so the trained rows are unknown.
+    # With another number of samples and of micro-batches the order may differ, so the trained rows are unknown.
     if "num_examples" in changed or data is None:
         return default
     number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
@@ -170,7 +170,7 @@ def _move_by_rows(
     """Return the position after the trained rows, in batches of the current size; None if unknown."""
     plan, size, rows = training.plan, global_batch_size(loader), data.get("rows")
     length = plan.micro_batches_per_epoch
-    # With a limit on batches the rest of the loader is not the rest of the epoch.
+    # If a limit shortens the epoch, the rest of the loader is not the rest of the epoch.
     if rows is None or size is None or (has_length(loader) and len(loader) != length):
         return None
     parts, number = build_skipping_attributes(loader, rows), sum(rows)
@@ -238,7 +238,7 @@ def _compare_arguments(record: dict[str, Any] | None, training: TrainingSizes) -
             interval = math.ceil(current[name] * training.plan.max_steps) if current[name] < 1 else current[name]
             compared[name] = interval, getattr(state, name), TRAINER_STATE_NAME
     if state.train_batch_size is not None:
-        # The result of `auto_find_batch_size`, which is used again.
+        # The size in use is compared, since a resume uses the result of `auto_find_batch_size` again.
         size = training.train_batch_size
         compared["per_device_train_batch_size"] = size, state.train_batch_size, TRAINER_STATE_NAME
     return [

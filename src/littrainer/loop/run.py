@@ -94,8 +94,8 @@ class TrainingRun:
         self._restores_before_epoch = False
         self._micro_batches_to_skip = 0
         self.evaluation_due: dict[str, bool] | None = None
-        # RNG states after the resume ran an evaluation or epoch end that was pending in the checkpoint: the first step
-        # continues from these.
+        # RNG states from which the first step continues, if the resume ran an evaluation or epoch end that was pending
+        # in the checkpoint.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.is_schedule_overridden = False
@@ -176,8 +176,8 @@ class TrainingRun:
 
     def _skip(self, position: DataPosition) -> None:
         self._micro_batches_to_skip = position.micro_batches
-        # The generators draw an epoch's order. A resume at its beginning restores them before this draw; a resume in
-        # mid-epoch restores them after the skip, which draws the order again.
+        # A resume at an epoch's beginning restores the generators before they draw its order; a resume in mid-epoch
+        # restores them after the skip, which draws the order again.
         is_at_beginning = not (position.micro_batches or position.layout_change)
         self._restores_before_epoch = position.data is not None and is_at_beginning
         restore = None if self._restores_before_epoch else self._restore_random_states
@@ -349,8 +349,8 @@ class TrainingRun:
 
     @property
     def _schedule_offset(self) -> int:
-        # The schedule leaves surplus steps out of its length and step, so that it follows the trained rows. It counts
-        # them if `max_steps` gives the length.
+        # Length and step of the schedule exclude surplus steps, so that it follows the trained rows, unless `max_steps`
+        # gives the length.
         return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.surplus_steps
 
     def begin_without_steps(self) -> None:

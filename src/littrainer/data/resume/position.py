@@ -23,7 +23,7 @@ class LayoutChange:
     Parameters:
         rows: number of rows trained before, by stream shard; empty if only the accumulation changed.
         batches: number of micro-batches of the new size that these rows are counted as.
-        window: index in the epoch of the micro-batch that begins the first optimizer step after the change.
+        window: index of the epoch's micro-batch that begins the first optimizer step after the change.
         share: fraction of the epoch trained before.
     """
 
@@ -80,7 +80,7 @@ class DataPosition:
 
 
 def find_changed_sizes(now: Mapping[str, Any], then: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
-    """Return the names of the sizes that differ; None means unknown, and equals every size."""
+    """Return the names of the sizes that differ; a size of None is unknown, and equals every size."""
     names = [name for name in SIZES if name not in ignored and None not in (now.get(name), then.get(name))]
     return [name for name in names if now[name] != then[name]]
 

@@ -336,8 +336,8 @@ class DataProgress:
         if self.position is not None and getattr(loader, "persistent_workers", False):
             shut_down_workers(loader)
             if loader.generator is None and data.get("workers_at_start"):
-                # Persistent workers drew no seed in this epoch, so the seed of new workers must not advance the global
-                # generator.
+                # The checkpoint's persistent workers drew no seed in this epoch, so the seed of new workers must not
+                # advance the global generator.
                 attributes["generator"] = torch.Generator()
         return attributes
 
