@@ -59,5 +59,9 @@ def test_the_values_of_secret_options_are_masked_in_a_command() -> None:
     words = ["train.py", "--hub_token", "hf_1", "--api_key=x", "--lr", "1", "--repo", "https://me:pw@host/x"]
     masked = ["train.py", "--hub_token", "<HUB_TOKEN>", "--api_key=<API_KEY>", "--lr", "1", "--repo", "https://host/x"]
     assert redact_command(words) == masked
-    hidden = ['{"hub_token": "abc"}', "--env=WANDB_API_KEY=abc", "Authorization: Bearer abc", "hf_abcd", "token=abc"]
-    assert not any("abc" in word for word in redact_command(hidden))
+    hidden = ['{"hub_token": "abc=="}', "--env=WANDB_API_KEY=abc", "Authorization: Bearer abc", "token=a, abc=="]
+    assert not any("abc" in word for word in redact_command([*hidden, f"hf_{'abc' * 8}"]))
+    assert redact_command(["hf_trainer.py", "--output_dir=runs/sk-learn"]) == [
+        "hf_trainer.py",
+        "--output_dir=runs/sk-learn",
+    ]

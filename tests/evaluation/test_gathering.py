@@ -148,9 +148,17 @@ def make_boxes(*numbers: int) -> list[torch.Tensor]:
 def test_the_first_batches_of_all_processes_decide_that_lists_have_an_entry_for_each_sample(
     monkeypatch: pytest.MonkeyPatch, batches: list[Any], other_process: bool
 ) -> None:
-    monkeypatch.setattr(gathering, "all_gather_object", lambda found: [found, other_process])
+    monkeypatch.setattr(gathering, "all_gather_object", lambda found: [found, (other_process, False)])
     lists = SampleLists(is_certain=False)
     assert all(isinstance(lists.mark(batch, len(batch)), SampleList) for batch in batches)
+
+
+def test_lists_of_one_entry_with_one_row_are_joined_as_a_layer_at_the_end_unless_their_rows_differ() -> None:
+    layers = SampleList([np.full((1, 3), number) for number in range(4)])
+    (joined,) = gathering._join_layer(layers)
+    assert joined.shape == (4, 3)
+    boxes = SampleList([np.zeros((rows, 4)) for rows in (1, 3)])
+    assert gathering._join_layer(boxes) is boxes
 
 
 def test_samples_after_a_batch_that_looked_like_layers_are_refused_if_joined() -> None:

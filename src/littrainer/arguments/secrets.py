@@ -33,11 +33,11 @@ SEPARATORS = re.compile(r"[^a-z0-9]+")
 URL_CREDENTIALS = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
-# Tokens by their first letters, and values after a name in any quoting, such as JSON.
-TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_)[A-Za-z0-9_-]{3,}")
-NAMED_VALUE = re.compile(
-    r"""(?P<name>[\w.-]+)(?P<separator>["']?\s*[:=]\s*["']?)(?![\w.-]+=)(?:Bearer\s+)?[^"',\s}]+"""
-)
+TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_)[A-Za-z0-9_-]{16,}")
+# Name before "=" at the start of a word, or after such a name, as in `--env=TOKEN=value`.
+OPTION = re.compile(r"(?:(?<=^)|(?<==))(?P<name>[\w.-]+)=")
+# Value after a name, in JSON or a header.
+NAMED_VALUE = re.compile(r"""(?P<name>[\w.-]+)(?P<separator>["']?\s*:\s*["']?)(?:Bearer\s+)?[^"',\s}]+""")
 
 
 @functools.cache
@@ -54,6 +54,11 @@ def redact_command(words: Sequence[str]) -> list[str]:
     for previous, word in itertools.pairwise(["", *words]):
         if previous.startswith("-") and is_secret_name(previous.lstrip("-")):
             word = mask_secret(previous.lstrip("-"))
+        for option in OPTION.finditer(word):
+            if is_secret_name(name := option["name"].lstrip("-")):
+                # The value is all that follows, since it may have any character.
+                word = f"{word[: option.end()]}{mask_secret(name)}"
+                break
         redacted.append(redact_secrets(TOKEN.sub("<TOKEN>", NAMED_VALUE.sub(_redact_named_value, word))))
     return redacted
 

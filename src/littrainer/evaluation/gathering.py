@@ -53,6 +53,8 @@ class SampleLists:
     def __init__(self, is_certain: bool, join: bool = True):
         self.is_certain: bool | None = is_certain or None
         self.join = join
+        # Whether there were only lists of one entry with one row, which is a sample or a layer.
+        self.is_guess = False
         self._had_layers = False
 
     def mark(self, value: Any, rows: int | None) -> Any:
@@ -78,11 +80,13 @@ class SampleLists:
             are_layers.append(all(have_rows))
             return False
 
-        if not self.is_certain:
+        if self.is_certain is None or (not self.is_certain and self.join and self._had_layers):
             map_nested(lambda leaf: leaf, value, has_samples)
         if self.is_certain is None:
-            found = not all(are_layers) or (rows == 1 and bool(are_layers))
-            self.is_certain = has_lists and any(all_gather_object(found))
+            found = not all(are_layers), rows == 1 and bool(are_layers)
+            everywhere = all_gather_object(found) if has_lists else []
+            self.is_certain = any(map(any, everywhere))
+            self.is_guess = self.is_certain and not any(are_samples for are_samples, _ in everywhere)
             self._had_layers = bool(are_layers)
         if self.is_certain:
             return map_nested(
@@ -411,6 +415,8 @@ class OutputCollector:
     def results(self, batch_metrics: Any = None) -> tuple[BatchOutputs, dict[str, Any], float | None]:
         """Return all outputs, and the metrics and mean loss, which are equal in all processes."""
         outputs = BatchOutputs(*(collection.arrays() for collection in self.collected))
+        if self.sample_lists.predictions.is_guess and self.args.eval_do_concat_batches:
+            outputs = outputs._replace(predictions=map_nested(_join_layer, outputs.predictions, is_sample_list))
         if self.order is not None:
             outputs = restore_dataset_order(outputs, self.order[: self.samples_read * data_parallel_size(self.args)])
         metrics: Any = batch_metrics or {}
@@ -431,6 +437,14 @@ class OutputCollector:
 
 def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> Any:
     return None if value is None else pad_across_processes(sample_lists.mark(value, rows), dim=1, fill=PADDING)
+
+
+def _join_layer(value: Any) -> Any:
+    """Return a list of samples that all have one row as a list of one layer, as transformers does."""
+    have_one_row: list[bool] = []
+    if isinstance(value, SampleList):
+        map_nested(lambda leaf: have_one_row.append(np.shape(leaf)[:1] in ((), (1,))), value)
+    return [concat_nested(list(value))] if have_one_row and all(have_one_row) else value
 
 
 def restore_dataset_order(outputs: BatchOutputs, order: np.ndarray) -> BatchOutputs:

@@ -185,7 +185,8 @@ class DeferredLogits:
             return logits._cross_entropy(args[1], **kwargs)
         raise TypeError(logits._head.refuse(f"{getattr(func, '__name__', func)} of logits"))
 
-    @torch.compiler.disable
+    # `torch.compiler.disable` would import the compiler here.
+    @torch._disable_dynamo
     def _cross_entropy(self, target: torch.Tensor, ignore_index: int, reduction: str, **others: Any) -> torch.Tensor:
         is_plain = others["weight"] is None and not others["label_smoothing"] and reduction != "none"
         if not is_plain or target.shape != self.shape[:-1]:

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.attention.bias import causal_lower_right
 
 from littrainer.arguments.sharding import get_sharding_plan
 from littrainer.distributed.layout import get_process_layout, get_requested_sizes, get_sequence_settings
@@ -136,8 +135,17 @@ class SequenceShard:
         start = self.group.rank() * query.shape[2]
         end = start + query.shape[2]
         if mask is None:
-            # This mask is no tensor of queries by keys, which each layer would keep for its backward pass.
-            mask = causal_lower_right(end - start, end)
+            # Imports the compiler.
+            from torch.nn.attention.bias import CausalBias, CausalVariant
+
+            # This mask is no tensor of queries by keys, which each layer would keep for its backward pass; its
+            # constructor alone would allocate such a tensor.
+            mask = torch.empty(1, 1).as_subclass(CausalBias)
+            CausalBias.__init__(mask, CausalVariant.LOWER_RIGHT, end - start, end)
+            if torch.is_autocast_enabled(query.device.type):
+                # With this mask torch compares the types before autocast changes them.
+                dtype = torch.get_autocast_dtype(query.device.type)
+                query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             return attention(module, query, key[:, :, :end], value[:, :, :end], mask, *args, **kwargs)
         mask = mask[:, :, start:end]
         if not mask.is_floating_point():
