@@ -7,7 +7,6 @@ the same trainings without sharing rows.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from littrainer import Trainer, TrainerCallback
 from tests.distributed.sharded_process import PROMPT, curve
-from tests.distributed.tensor_parallel_process import llama, make_trainer, qwen, remap, size
+from tests.distributed.tensor_parallel_process import llama, main, make_trainer, qwen, remap, size
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.trainers import StepwiseTrainer
@@ -203,15 +202,6 @@ IN_FOUR: dict[str, Callable[[Path], Any]] = {
     "four parts": train_with(make_llama(), {"cp_size": 4}),
     "short rows": train_with(make_llama(num_key_value_heads=4), {"sp_size": 4}, shorten),
 }
-
-
-def main(folder: Path, checks: dict[str, Callable[[Path], Any]]) -> None:
-    results = {}
-    for name, check in checks.items():
-        check_folder = folder / name.replace(" ", "-")
-        check_folder.mkdir(parents=True, exist_ok=True)
-        results[name] = check(check_folder)
-    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":

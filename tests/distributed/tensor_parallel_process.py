@@ -232,9 +232,8 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, checks: dict[str, Callable[[Path], Any]]) -> None:
     results = {}
-    checks = {"replicas": train_replicas} if size() > 2 else CHECKS
     for name, check in checks.items():
         check_folder = folder / name.replace(" ", "-")
         check_folder.mkdir(parents=True, exist_ok=True)
@@ -243,4 +242,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), {"replicas": train_replicas} if size() > 2 else CHECKS)

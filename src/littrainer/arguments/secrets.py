@@ -31,8 +31,7 @@ CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 SEPARATORS = re.compile(r"[^a-z0-9]+")
 # `user:password@` in any URL, `user@` or `token@` in http URLs.
 URL_CREDENTIALS = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
-
-
+# Tokens by their first letters.
 TOKEN = re.compile(r"\b(?:hf_|sk-|ghp_)[A-Za-z0-9_-]{16,}")
 # Name before "=" at the start of a word, or after such a name, as in `--env=TOKEN=value`.
 OPTION = re.compile(r"(?:(?<=^)|(?<==))(?P<name>[\w.-]+)=")

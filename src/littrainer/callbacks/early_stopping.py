@@ -9,7 +9,13 @@ from typing import Any
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.progress import write_on_terminal
-from littrainer.callbacks.state import PATIENCE_COUNTER, ExportableState, TrainerControl, TrainerState
+from littrainer.callbacks.state import (
+    PATIENCE_COUNTER,
+    ExportableState,
+    TrainerControl,
+    TrainerState,
+    describe_lost_patience,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +95,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
-            count = f"{self.early_stopping_patience} evaluation{'s' * (self.early_stopping_patience != 1)}"
             step = f"step {state.global_step} of {state.max_steps}"
-            write_on_terminal(args, state, f"Early stopping at {step}: {name} did not improve for {count}.")
+            reason = describe_lost_patience(name, self.early_stopping_patience)
+            write_on_terminal(args, state, f"Early stopping at {step}: {reason}.")
 
     def state(self) -> dict[str, Any]:
         return {

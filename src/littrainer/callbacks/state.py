@@ -235,9 +235,12 @@ def describe_early_stop(counters: Iterable[tuple[float, int]], metric: str | Non
     """
     for patience, counter in counters:
         if counter >= patience:
-            evaluations = f"{patience} evaluation{'s' * (patience != 1)}"
-            return f"stopped early: {metric or 'the metric'} did not improve for {evaluations}"
+            return f"stopped early: {describe_lost_patience(metric or 'the metric', patience)}"
     return None
+
+
+def describe_lost_patience(metric: str, patience: float) -> str:
+    return f"{metric} did not improve for {patience} evaluation{'s' * (patience != 1)}"
 
 
 def is_exportable(callback: Any) -> bool:

@@ -29,7 +29,7 @@ from littrainer.arguments.shown_arguments import format_value
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.fingerprint import fingerprint_dataset, fingerprint_model
-from littrainer.distributed.environment import COMMAND
+from littrainer.distributed.environment import get_command
 from littrainer.redirection.names import REPLACED
 from littrainer.runtime.atomic_files import write_atomically
 from littrainer.runtime.version import __version__
@@ -53,12 +53,11 @@ def describe_run(model: Any, train_dataset: Any, eval_dataset: Any) -> dict[str,
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     datasets = {"train": train_dataset, **{f"eval {name}".rstrip(): dataset for name, dataset in evals.items()}}
     script = getattr(sys.modules["__main__"], "__file__", None)
-    command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
     return {
         "run": {
             "started": get_timestamp(),
             # A program without a file, such as a notebook, has no command that repeats it.
-            "command": None if script is None else shlex.join(redact_command(command)),
+            "command": None if script is None else shlex.join(redact_command(get_command())),
         },
         "code": _describe_code(str(script or os.getcwd())),
         "data": {name: fingerprint_dataset(dataset) for name, dataset in datasets.items() if dataset is not None},

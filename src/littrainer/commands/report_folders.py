@@ -245,8 +245,12 @@ def _load_search(record: Path, name: str) -> Search:
 def _load_run(folder: Path, name: str, state_file: Path) -> Run:
     is_table = state_file.name == LIGHTNING_LOG_NAME
     try:
-        state = _load_lightning_log(state_file) if is_table else TrainerState.load_from_json(str(state_file))
-        history = parse_log_history(state.log_history, _count_rows_of_training(state.log_history) if is_table else None)
+        count = None
+        if is_table:
+            state, count = _load_lightning_log(state_file)
+        else:
+            state = TrainerState.load_from_json(str(state_file))
+        history = parse_log_history(state.log_history, count)
     # Entries of log_history that are no dicts or have no step end with one of the last three.
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(
@@ -276,8 +280,8 @@ def _find_state_file(folder: Path) -> Path | None:
     return next(filter(Path.is_file, states), None) or max(logs, key=lambda log: log.stat().st_mtime, default=None)
 
 
-def _load_lightning_log(table: Path) -> TrainerState:
-    """Return the rows of Lightning's CSVLogger with a Trainer's names."""
+def _load_lightning_log(table: Path) -> tuple[TrainerState, int]:
+    """Return the rows of Lightning's CSVLogger with a Trainer's names, and how many are of the training."""
     history: list[dict[str, Any]] = []
     with table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -295,8 +299,9 @@ def _load_lightning_log(table: Path) -> TrainerState:
                 entry.pop(name, None)
         if first in entry:
             entry["learning_rate"] = entry.pop(first)
-    steps = max((entry["step"] + 1 for entry in history[: _count_rows_of_training(history)]), default=0)
-    return TrainerState(global_step=steps, log_history=history)
+    count = _count_rows_of_training(history)
+    steps = max((entry["step"] + 1 for entry in history[:count]), default=0)
+    return TrainerState(global_step=steps, log_history=history), count
 
 
 def _count_rows_of_training(history: Sequence[dict[str, Any]]) -> int:

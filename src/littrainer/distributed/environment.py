@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -53,6 +54,11 @@ class RendezvousPoint(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"
+
+
+def get_command() -> list[str]:
+    """Return the words of the command that started this program."""
+    return shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
 
 
 def read_env_int(name: str, default: int) -> int:

@@ -69,7 +69,7 @@ def _refuse_shared_rows(args: TrainingArguments) -> None:
 
 def _parse_number(name: str, value: Any) -> Any:
     """Return the number of a text, as YAML reads 5e-5 and LightningCLI the values of a plain dict."""
-    hint = _hints().get(name)
+    hint = get_argument_types().get(name)
     kinds = {*get_args(hint)} or {hint}
     if not isinstance(value, str) or str in kinds:
         return value
@@ -82,7 +82,7 @@ def _parse_number(name: str, value: Any) -> Any:
 
 
 @functools.cache
-def _hints() -> dict[str, Any]:
+def get_argument_types() -> dict[str, Any]:
     return get_type_hints(ModuleArguments)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
 from littrainer.arguments.destinations import READERS
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.lightning.arguments import ModuleArguments, get_changed_arguments
+from littrainer.lightning.arguments import ModuleArguments, get_argument_types, get_changed_arguments
 
 WARNINGS = WarningCache()
 
@@ -111,7 +111,7 @@ if TYPE_CHECKING:
 else:
     # LightningCLI lists the keys of a TypedDict, and parses their values by type.
     _used = sorted(DATA_MODULE_ARGUMENTS | MODULE_ARGUMENTS | {"max_grad_norm"})
-    _hints = {**get_type_hints(ModuleArguments), "generation_config": Any, "accelerator_config": Any}
+    _hints = {**get_argument_types(), "generation_config": Any, "accelerator_config": Any}
     TrainingArgumentsDict = TypedDict("TrainingArgumentsDict", {name: _hints[name] for name in _used}, total=False)
     _help = {name: ModuleArguments.__dataclass_fields__[name].metadata["help"] for name in _used}
     TrainingArgumentsDict.__doc__ = "\n".join(

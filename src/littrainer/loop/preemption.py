@@ -21,7 +21,7 @@ from littrainer.checkpoint.layout import checkpoint_folder, checkpoint_step
 from littrainer.data.resume.rng import get_rng_states, set_rng_states
 from littrainer.data.workers import set_handled_signals
 from littrainer.distributed.collectives import all_reduce_max, connect_hosts
-from littrainer.distributed.environment import COMMAND, is_launched
+from littrainer.distributed.environment import COMMAND, get_command, is_launched
 from littrainer.loop.step_policy import StepPolicy
 from littrainer.redirection.redirect import is_installed
 from littrainer.runtime.tracebacks import print_instead, should_show_full_tracebacks
@@ -213,7 +213,7 @@ def resume_command(checkpoint: str | None = None) -> str:
         return f"call trainer.train(resume_from_checkpoint={checkpoint!r})"
     if COMMAND not in os.environ and is_launched():
         return "start the same command" + (f" with {OPTION} {shlex.quote(checkpoint)}" if checkpoint else "")
-    command = shlex.split(os.environ[COMMAND]) if COMMAND in os.environ else sys.orig_argv
+    command = get_command()
     if checkpoint is None:
         return shlex.join(command)
     index = command.index(OPTION) if OPTION in command else len(command)
