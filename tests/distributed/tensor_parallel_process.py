@@ -232,7 +232,7 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def main(folder: Path, checks: dict[str, Callable[[Path], Any]]) -> None:
+def main(folder: Path, checks: dict[str, Callable[[Path], Any]] = CHECKS) -> None:
     results = {}
     for name, check in checks.items():
         check_folder = folder / name.replace(" ", "-")
