@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -86,9 +85,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-# Can be entered repeatedly.
-NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
 class TrainerHooks(TrainerAttributesBase):
@@ -412,10 +408,10 @@ class TrainerHooks(TrainerAttributesBase):
         args = self.args
         # With `auto_micro_batch` the number of passes differs between processes.
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
-        agreed: AbstractContextManager[Any] = NO_CONTEXT
+        context = self.compute_loss_context_manager()
         if is_trial or args.auto_find_batch_size:
-            agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
-        with self.compute_loss_context_manager(), agreed:
+            context = sync_forward_failures(context, args, step - self.session.first_step, is_trial)
+        with context:
             keywords = {"return_outputs": True} if args.log_loss_terms else {}
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **keywords)
         if args.log_loss_terms:
@@ -440,7 +436,7 @@ class TrainerHooks(TrainerAttributesBase):
 
                 data = cast_to_engine_dtype(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
-        if isinstance(data, Mapping):
+        if isinstance(data, (dict, Mapping)):
             kind: Any = type(data)
             return kind({name: self._prepare_input(value) for name, value in data.items()})
         if isinstance(data, (tuple, list)):

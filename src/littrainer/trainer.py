@@ -31,7 +31,7 @@ from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_pr
 from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
-from littrainer.hooks import NO_CONTEXT, TrainerHooks
+from littrainer.hooks import TrainerHooks
 from littrainer.hub.model_card import Texts
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
 from littrainer.hub.repository import make_repository
@@ -383,7 +383,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             cache_enabled: as in `torch.autocast`.
         """
-        return NO_CONTEXT
+        return nullcontext()
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None
@@ -695,12 +695,12 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             inputs: the micro-batch with the model's main input.
         """
-        main_input = getattr(self.model, "main_input_name", "input_ids")
-        if main_input not in inputs or not hasattr(self.model, "num_parameters"):
-            return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
             self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
-        return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
+        if not self._parameters_without_embeddings:
+            return 0
+        main_input = getattr(self.model, "main_input_name", "input_ids")
+        return 6 * inputs[main_input].numel() * self._parameters_without_embeddings if main_input in inputs else 0
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class HealthGuard(StepPolicy):
         self.on_nonfinite, self.spike_factor = on_nonfinite, spike_factor
         self.skipped_windows: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=MAX_NORMS)
-        self.unread: list[tuple[str, tuple[int, int, int], Any]] = []
+        self.unread: list[tuple[str, int, int, int, Any]] = []
         self.values = HostValues()
         self.rollback_counts: Counter[int] = Counter()
         self.losses: dict[int, float] = {}
@@ -212,11 +212,11 @@ class HealthGuard(StepPolicy):
             self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (can_gather or is_of_weights))
 
     def _pop_readings(self) -> list[_Reading]:
-        unread, self.unread = [number for number in self.unread if number[2] is not None], []
+        unread, self.unread = [number for number in self.unread if number[-1] is not None], []
         if not unread:
             return []
-        values = self.values.to_list([value for _, _, value in unread])
-        readings = [_Reading(kind, *position, value) for (kind, position, _), value in zip(unread, values, strict=True)]
+        values = self.values.to_list([value for *_, value in unread])
+        readings = [_Reading(*position, value) for (*position, _), value in zip(unread, values, strict=True)]
         labels = [reading.value for reading in readings if reading.kind == LABELS]
         self._counted_steps += len(labels)
         self._unlabelled_steps += labels.count(0)

@@ -271,8 +271,16 @@ class HostValues:
         self._read = {}
         if tensors:
             device = tensors[0].device
-            scalars = [tensor.detach().reshape(()).to(device, torch.float32) for tensor in tensors]
-            for tensor, number in zip(tensors, torch.stack(scalars).tolist(), strict=True):
+            with torch.no_grad():
+                # The comparison is faster than conversions that change nothing.
+                scalars = [
+                    tensor
+                    if tensor.dim() == 0 and tensor.dtype is torch.float32 and tensor.device == device
+                    else tensor.reshape(()).to(device, torch.float32)
+                    for tensor in tensors
+                ]
+                numbers = torch.stack(scalars).tolist()
+            for tensor, number in zip(tensors, numbers, strict=True):
                 self._read[id(tensor)] = tensor, tensor._version, number
 
     def put(self, tensor: torch.Tensor, value: float) -> None:
@@ -312,7 +320,9 @@ class RunningLoss:
         self.values = HostValues() if values is None else values
         # Not torch.tensor(0.0), whose copy to the device would wait.
         self._sum = torch.zeros((), device=device)
-        self._pending: list[tuple[torch.Tensor, int]] = []
+        # Two lists, since a tuple for each loss would start Python's garbage collection earlier.
+        self._pending: list[torch.Tensor] = []
+        self._pending_steps: list[int] = []
         self._is_filtered = False
 
     @property
@@ -324,7 +334,7 @@ class RunningLoss:
     @since_last_log.setter
     def since_last_log(self, value: torch.Tensor) -> None:
         self._sum = value
-        self._pending = []
+        self._pending, self._pending_steps = [], []
 
     def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> torch.Tensor:
         """Add the loss of a micro-batch, and return a copy of it.
@@ -346,10 +356,13 @@ class RunningLoss:
         if not can_be_pending or filter_non_finite is not self._is_filtered or len(self._pending) >= self.MAX_PENDING:
             self._add_pending(on_host=False)
             self._is_filtered = filter_non_finite
-        # CUDA graphs of a compiled model overwrite the loss.
-        loss_copy = loss.detach().clone()
+        loss_copy = loss.detach()
+        if loss.device.type != "cpu" or loss._is_view():
+            # CUDA graphs of a compiled model overwrite the loss, and a view would keep its whole base.
+            loss_copy = loss_copy.clone()
         if can_be_pending:
-            self._pending.append((loss_copy, steps_since_logging))
+            self._pending.append(loss_copy)
+            self._pending_steps.append(steps_since_logging)
         elif loss.numel() == 1:
             add_to_running_loss(self._sum, loss_copy, steps_since_logging, filter_non_finite)
         else:
@@ -362,11 +375,12 @@ class RunningLoss:
 
     def unread(self) -> list[torch.Tensor]:
         """Return the tensors that make up the sum since the last log."""
-        return [self._sum, *[loss for loss, _ in self._pending]]
+        return [self._sum, *self._pending]
 
     def _add_pending(self, on_host: bool = True) -> None:
         tensors = self.unread()
-        pending, self._pending = self._pending, []
+        pending = list(zip(self._pending, self._pending_steps, strict=True))
+        self._pending, self._pending_steps = [], []
         if on_host and pending:
             numbers = np.array(self.values.to_list(tensors), dtype=np.float32)
             if not self._is_filtered or np.isfinite(numbers[1:]).all():

@@ -119,7 +119,7 @@ class TrainingStep:
                 self.run.windows.micro_batches_read - 1,
             )
             if self._labels_drawn is not None:
-                self.health.unread.append((LABELS, self._window_position, self._labels_drawn))
+                self.health.unread.append((LABELS, *self._window_position, self._labels_drawn))
             for policy in self.policies["on_window_begin"]:
                 policy.on_window_begin()
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
@@ -151,8 +151,8 @@ class TrainingStep:
             method = "training_step" if by_training_step else "compute_loss"
             reason = f"a {method} that does not call the Trainer's compute_loss"
             raise ValueError(f"chunked_loss=True cannot be combined with {reason}: leave out one of them.")
-        position = (*self._window_position[:2], self.run.windows.micro_batches_read - 1)
-        self.health.unread.append((LOSS, position, loss_copy))
+        step, epoch, _ = self._window_position
+        self.health.unread.append((LOSS, step, epoch, self.run.windows.micro_batches_read - 1, loss_copy))
         speed.enter("backward")
         # accelerate divides the loss by the gradient_accumulation_steps that a script sets on `trainer.accelerator`, so
         # this line does too. An overridden training_step calls `accelerator.backward`, which divides already.
@@ -175,7 +175,7 @@ class TrainingStep:
         trainer = self.trainer
         grad_norm = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=grad_norm)
-        self.health.unread.append((NORM, self._window_position, self.grad_norm))
+        self.health.unread.append((NORM, *self._window_position, self.grad_norm))
         if self.policies["should_skip_step"]:
             try:
                 self.is_step_skipped = any(policy.should_skip_step() for policy in self.policies["should_skip_step"])
@@ -247,7 +247,7 @@ class TrainingStep:
             return
         loss = trainer.session.loss
         if is_due:
-            health.values.prefetch([*[value for _, _, value in health.unread], *loss.unread(), self.grad_norm])
+            health.values.prefetch([*[value for *_, value in health.unread], *loss.unread(), self.grad_norm])
             health.check(is_save_due=control.should_save)
         if control.should_save and health.on_nonfinite == "rollback":
             health.record_loss(trainer.state.global_step, loss)
