@@ -63,7 +63,7 @@ class Store:
     def delete(self, path: str | Path) -> None:
         """Delete a checkpoint, in a thread if the folder is locked; warn of errors.
 
-        The deletion is deferred while neither this checkpoint nor a newer one has been uploaded to the folder's URL.
+        If the folder has a URL, the deletion waits until this checkpoint or a newer checkpoint is uploaded.
         """
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
@@ -131,7 +131,7 @@ class Store:
     def refuse_foreign_folders(self, steps: range) -> None:
         """Raise an OSError if `.unfinished` or a checkpoint of these steps is not writable.
 
-        Do nothing without the lock.
+        Processes without the lock check nothing.
         """
         if self.lock is None:
             return

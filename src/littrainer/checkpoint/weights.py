@@ -85,7 +85,7 @@ def _hide_progress_bar() -> Iterator[None]:
     try:
         yield
     finally:
-        # Otherwise a background save restores the hook.
+        # If it is, a concurrent save restores the hook.
         if earlier is not _make_hidden_bar:
             set_hook(earlier)
 
@@ -385,7 +385,7 @@ WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|
 
 
 def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
-    """Return the names of non-finite weights, of sharded weights in this process's shards.
+    """Return the names of non-finite weights; of sharded weights only local shards are read.
 
     Parameters:
         with_buffers: check saved buffers for nan; masks may be infinite.
