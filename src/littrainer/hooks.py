@@ -795,5 +795,5 @@ class TrainerHooks(TrainerAttributesBase):
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         # The state's best checkpoint does not change.
         self.store_flos()
-        training = self._build_save_request(checkpoint_dir)
-        self.session.checkpoints.write(training, training.folder, with_optimizer=True)
+        request = self._build_save_request(checkpoint_dir)
+        self.session.checkpoints.write(request, request.folder, with_optimizer=True)

@@ -247,7 +247,7 @@ def update_manifest(folder: Path) -> None:
     if not changed:
         return
     fsync_paths(*(folder / name for name in sorted(changed & records.keys())))
-    # Nobody checked whether weights written by user code are finite.
+    # User code may have written non-finite weights.
     is_same_model = not any(map(WEIGHT_FILE.fullmatch, changed))
     write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     fsync_paths(folder)

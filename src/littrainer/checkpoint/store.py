@@ -124,7 +124,7 @@ class Store:
         """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
-            # Checkpoints deleted here are deleted at the URL by the second `finish`.
+            # The second `finish` deletes these checkpoints at the URL too.
             if self.delete_deferred():
                 self.remote.finish()
 
@@ -152,8 +152,8 @@ class Store:
         finally:
             if self.lock is not None:
                 _locked_stores.pop(self._key, None)
-                # The file is deleted before it is unlocked: a process that opened it sees in `_open_lock` that it is
-                # gone.
+                # The file is deleted before it is unlocked: a process that has opened it checks, in `_open_lock`, that
+                # it still exists.
                 with contextlib.suppress(OSError):
                     (self._key / LOCK_NAME).unlink()
                 os.close(self.lock)
@@ -212,7 +212,7 @@ def lock_folder(run_dir: Path) -> Store:
     except OSError as error:
         raise make_unwritable_error(run_dir, error) from error
     store = _locked_stores[run_dir.resolve()] = Store(run_dir, descriptor)
-    # Without file locks another run may be writing there.
+    # Without file locks another run may be writing to the staging folder.
     if is_locked:
         clean_staging_dir(run_dir)
     return store

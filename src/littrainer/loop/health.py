@@ -347,7 +347,7 @@ class SkippingHealthGuard(HealthGuard):
         """Skip the window of a fault from now on, and return the folder of the checkpoint to continue from.
 
         Parameters:
-            max_steps_without_window: length of the training if the window is skipped.
+            max_steps_without_window: length of the training if it skips the window.
 
         Raises:
             UnhealthyTrainingError: there is no checkpoint, no other window, or MAX_ROLLBACKS_PER_STEP rollbacks at this
