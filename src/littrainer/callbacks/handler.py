@@ -236,7 +236,7 @@ def pop_matching(callbacks: list[Any], callback: Any) -> Any:
 def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
     """Call `on_training_failed` on callbacks that have it, after an error or an interruption.
 
-    Callbacks close there what they opened in `on_train_begin`; their errors are logged.
+    The method has to close what the callback's `on_train_begin` opened; its errors are logged.
     """
     try:
         yield

@@ -569,7 +569,7 @@ class CheckpointManager:
                 save.when_complete(str(save.folder), save.state)
 
     def close(self) -> None:
-        """Wait for the pending save at a training's end; log its error, since the training may be raising an error."""
+        """Wait for the pending save at a training's end; log its error, which must not hide the training's error."""
         try:
             if (save := self.pending) is not None:
                 self._end_pending(save)

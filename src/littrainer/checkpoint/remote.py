@@ -63,7 +63,7 @@ class RemoteRun:
         self.folder, self.remote = folder, RemoteFolder(str(get_remote_url(folder)))
         self.manifests: dict[str, bytes] = {}
         self.foreign, self.deleted, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
-        # Checkpoint -> files uploaded before its manifest; surplus files are deleted after it.
+        # Checkpoint -> files uploaded before its manifest; files that the manifest lacks are deleted after its upload.
         self._partial_uploads: dict[str, set[str]] = {}
         self.earlier: dict[str, bytes | None] = {}
         self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.url)
@@ -94,7 +94,7 @@ class RemoteRun:
         return _read_bytes(self.folder / name / MANIFEST_NAME)
 
     def is_current(self, name: str, content: bytes) -> bool:
-        """Return whether the local checkpoint is the URL's, or newer than it."""
+        """Return whether the local checkpoint equals the URL's or is newer."""
         local = self.read_local_manifest(name)
         return local == content or (local is not None and self._was_uploaded(name, content))
 
@@ -290,7 +290,7 @@ class RemoteRun:
             self.earlier.clear()
 
     def keep_or_rotate(self, path: str) -> bool:
-        """Return True if the checkpoint or a newer checkpoint must be uploaded first; else mark it as rotated."""
+        """Return True if this checkpoint or a newer checkpoint has to be uploaded first; else mark this as rotated."""
         name, local = Path(path).name, self.local_checkpoints() if Path(path).parent == self.folder else []
         # Newer checkpoints at the URL may be deleted locally.
         names = _highest_first([*local, *(self.manifests.keys() - self.earlier.keys())])

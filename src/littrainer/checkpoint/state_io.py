@@ -150,12 +150,9 @@ class GatheredStateIO(FullStateIO):
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
-            if (
-                self.is_rank_zero
-                and has_adapters(unwrap_user_model(model))
-                and not (folder / FSDP_WEIGHTS_NAME).is_file()
-            ):
-                state = read_adapter_weights(unwrap_user_model(model), folder)
+            inner = unwrap_user_model(model)
+            if self.is_rank_zero and has_adapters(inner) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+                state = read_adapter_weights(inner, folder)
             elif self.is_rank_zero:
                 state, differences = match_to_model(model, read_weights(folder))
                 refuse_mismatched_weights(model, folder, differences, to_resume)

@@ -85,7 +85,7 @@ def _hide_progress_bar() -> Iterator[None]:
     try:
         yield
     finally:
-        # If it is, a concurrent save restores the hook.
+        # If a concurrent save had hidden the bar already, it restores the hook itself.
         if earlier is not _make_hidden_bar:
             set_hook(earlier)
 

@@ -303,7 +303,7 @@ LOADER_SETTINGS = (
 def prepare_loader(args: TrainingArguments, loader: DataLoader, settings: Any = None) -> DataLoader:
     """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate does.
 
-    A PrefetchLoader is returned unchanged; without sharding, any loader but a plain DataLoader is too.
+    Without sharding only a plain DataLoader is replaced, and a PrefetchLoader never.
     """
     settings = args.accelerator_config if settings is None else settings
     shard, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)

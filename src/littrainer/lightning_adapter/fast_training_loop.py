@@ -240,7 +240,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
         loss = module.step.forward_micro_batch(batch)
-        # Lightning's place of on_before_zero_grad; the Trainer clears gradients only after the optimizer step.
+        # Lightning calls on_before_zero_grad at this point; gradients are cleared only after the optimizer step.
         if is_zeroed:
             self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)

@@ -41,8 +41,8 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # Losses are already divided by the window's label tokens; None: only if the model or the loss function takes
-    # `num_items_in_batch`.
+    # True if losses are already divided by the window's label tokens. None means True if the model or the loss function
+    # takes `num_items_in_batch`, else False.
     loss_is_scaled_for_ga: bool | None
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool

@@ -321,7 +321,7 @@ class TrainingRun:
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
             trainer.control.should_save = True
             self.step.log_evaluate_save()
-        # An attempt that ran out of memory (auto_find_batch_size) may still hold it.
+        # An attempt that ran out of memory (auto_find_batch_size) may still hold the guard.
         trainer.update_guard.release()
         trainer.preemption.start()
 

@@ -392,7 +392,7 @@ class DataProgress:
         if self.position is None:
             return
         if self._initial_rng_states is not None:
-            # If the number of processes has changed, the checkpoint's states are not restored, and these stay.
+            # If the number of processes has changed, the checkpoint's states are not restored, and these states stay.
             set_rng_states(self._initial_rng_states)
             self._initial_rng_states = None
         if self._restore_random_states is not None:

@@ -70,7 +70,7 @@ class RemainingBatches(Sampler[list[int]]):
 
         Parameters:
             position: index of the first remaining batch.
-            num_to_skip: batches of the sampler to skip, which include other processes' if rank 0 reads for all.
+            num_to_skip: batches of the sampler to skip, including other processes' batches if rank 0 reads for all.
             num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the same
                 worker as before.
         """
