@@ -27,7 +27,7 @@ from littrainer.callbacks.progress import PrinterCallback, show_loaded_checkpoin
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint import reader
 from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME, random_state_name
-from littrainer.checkpoint.manager import SavedTraining
+from littrainer.checkpoint.manager import SaveRequest
 from littrainer.checkpoint.remote import upload_files
 from littrainer.checkpoint.state_io import FullStateIO, TrainingObjects, choose_state_io
 from littrainer.checkpoint.weights import log_key_mismatch
@@ -106,7 +106,7 @@ class TrainerHooks(TrainerAttributesBase):
     def _should_place_model(self) -> bool:
         if self.args.place_model_on_device is not None:
             return self.args.place_model_on_device
-        # Casts for evaluation, training and DeepSpeed's engine move the model themselves.
+        # DeepSpeed, FSDP, and evaluations that cast the model move it later; a model-parallel model is placed already.
         is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
         return not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
 
@@ -449,7 +449,7 @@ class TrainerHooks(TrainerAttributesBase):
         parameters = list_parameters(model)
         # DDP shares its parameters with the model.
         inner = model.module if type(model) is nn.parallel.DistributedDataParallel else model
-        self.session.clipped = parameters if inner is self.model else None
+        self.session.clipped_parameters = parameters if inner is self.model else None
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -509,10 +509,10 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _save_in_training(self, model: nn.Module, trial: Any) -> None:
         checkpoints = self.session.checkpoints
-        if checkpoints.is_async and checkpoints.can_copy(self._build_state_io()):
+        if checkpoints.is_async and checkpoints.can_save_async(self._build_state_io()):
             if self.hp_search_backend is None and trial is None:
                 self.store_flos()
-            checkpoints.save_in_background(self._build_saved_training(self._get_output_dir(trial=trial)))
+            checkpoints.save_in_background(self._build_save_request(self._get_output_dir(trial=trial)))
             self.control.should_save = False
             return
         self._save_checkpoint(model, trial)
@@ -585,7 +585,7 @@ class TrainerHooks(TrainerAttributesBase):
             start_time = time.time()
             move_to_device(self.model, self.args)
             model = autocast_and_compile(self.model, self.args)
-            # The training uses a model wrapped by FSDP version 1.
+            # Keep FSDP 1's wrapper, which the training uses.
             if model is not self.model and not is_sharded(self.model_wrapped):
                 self.model_wrapped = model
             self.model_preparation_time = round(time.time() - start_time, 4)
@@ -686,21 +686,21 @@ class TrainerHooks(TrainerAttributesBase):
             )
         )
 
-    def _build_saved_training(self, run_dir: str | None = None) -> SavedTraining:
+    def _build_save_request(self, run_dir: str | None = None) -> SaveRequest:
         run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
         callbacks = [*self.callback_handler.callbacks, self.control]
         record = None if self.training_run is None else self.training_run.resume_record
         weights = partial(run_lightning.swap_in_weights_for, "save", self.lightning_module)
         when_complete = self._on_background_save_done
-        return SavedTraining(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
+        return SaveRequest(self, self.args, self.state, run_dir, callbacks, record, weights, when_complete)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
-        # As in transformers 4; the current metrics have been compared before.
+        # Passed only by callers written for transformers 4; otherwise metrics are compared before.
         if metrics is not None:
             self._determine_best_metric(metrics=metrics, trial=trial)
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        folder = self.session.checkpoints.save(self._build_saved_training(self._get_output_dir(trial=trial)))
+        folder = self.session.checkpoints.save(self._build_save_request(self._get_output_dir(trial=trial)))
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
@@ -791,5 +791,5 @@ class TrainerHooks(TrainerAttributesBase):
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         # The state's best checkpoint does not change.
         self.store_flos()
-        training = self._build_saved_training(checkpoint_dir)
-        self.session.checkpoints.write(training, training.folder, with_optimizer=True)
+        request = self._build_save_request(checkpoint_dir)
+        self.session.checkpoints.write(request, request.folder, with_optimizer=True)

@@ -179,7 +179,7 @@ class Seq2SeqTrainer(Trainer):
             else:
                 loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
         if self.args.log_loss_terms:
-            self.session.evaluated.add_loss_terms((loss, outputs), len(labels))
+            self.session.eval_loss_terms.add_loss_terms((loss, outputs), len(labels))
         return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:

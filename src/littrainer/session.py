@@ -84,8 +84,8 @@ class TrainingSession:
         loss: the running sum of losses.
         loss_reduction: how the model reduces its loss, as detected in the first window.
         tracked: values of `Trainer.track`, and loss terms.
-        evaluated: loss terms of an evaluation.
-        needs_logits: an evaluation needs logits, which `chunked_loss` leaves out.
+        eval_loss_terms: loss terms of an evaluation.
+        needs_logits: an evaluation needs logits, so its loss is not chunked (`chunked_loss` computes no logits).
         has_chunked_loss: `compute_loss` has computed a loss over chunks.
         health: detects non-finite numbers and spikes.
         run: None before the training begins.
@@ -95,10 +95,10 @@ class TrainingSession:
         first_step, first_input_tokens: optimizer steps and input tokens before this `train()`.
         flos: floating-point operations not yet added to the state.
         micro_batches_in_window: of the current optimizer step.
-        clipped: the model's parameters, listed to clip gradients and reused to clear them; None if nothing or another
-            model was clipped.
+        clipped_parameters: the model's parameter list, made to clip gradients and reused to clear them; None if
+            clipping made no such list.
         eval_dataloaders: loaders with persistent workers, by name.
-        sequences: the hooks by which processes share rows, while the Trainer runs the model.
+        sequences: the hooks of sequence parallelism; None while the Trainer does not use them.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
@@ -113,7 +113,7 @@ class TrainingSession:
     loss: RunningLoss = field(default_factory=RunningLoss)
     loss_reduction: LossReduction = UNKNOWN
     tracked: TrackedMeans = field(default_factory=TrackedMeans)
-    evaluated: TrackedMeans = field(default_factory=TrackedMeans)
+    eval_loss_terms: TrackedMeans = field(default_factory=TrackedMeans)
     needs_logits: bool = False
     has_chunked_loss: bool = False
     health: HealthGuard = field(default_factory=HealthGuard)
@@ -126,7 +126,7 @@ class TrainingSession:
     first_input_tokens: int = 0
     flos: float = 0
     micro_batches_in_window: int = 1
-    clipped: list[Any] | None = None
+    clipped_parameters: list[Any] | None = None
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
     deepspeed: Any = None
     speed: SpeedLog | NoSpeedLog = field(default_factory=NoSpeedLog)
@@ -180,7 +180,7 @@ class _Path:
 
 
 def session_attribute(read: Callable[[TrainingSession], Value]) -> Value:
-    """Return a property of the Trainer for the attribute of its session, or of a part of it, that `read` returns."""
+    """Return a Trainer property for the attribute, possibly nested, that `read` reads from the session."""
     path: Any = read(_Path("session"))  # type: ignore[arg-type]
     *parts, name = path.names
     get_holder = attrgetter(".".join(parts))
@@ -281,13 +281,14 @@ def train(
 ) -> TrainOutput:
     if is_search_trial(trainer.session.search, trial):
         begin_trial(trainer.session.search, trainer.args, trial)
-        # Made before `_hp_search_setup` calls `hp_space`, as in transformers: a seeded sampler draws the same values.
+        # `model_init` may draw from the trial, as does `hp_space`, which `_hp_search_setup` calls below. The order is
+        # transformers', so that a seeded sampler draws the same values.
         _make_new_model(trainer, trial)
     trainer.session = trainer.session.next()
     # Called before the code below reads arguments, since an override may set any of them.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)
-    # As in transformers, `train()` does not read args.resume_from_checkpoint; "auto" is an exception, and only here.
+    # As in transformers, `train()` ignores args.resume_from_checkpoint, except for "auto", which transformers lacks.
     if trial is None and resume_from_checkpoint is None and trainer.args.resume_from_checkpoint == AUTO:
         resume_from_checkpoint = AUTO
     set_trial_folder(
@@ -312,7 +313,7 @@ def train(
         collect_tracked_values(trainer.session.tracked),
         Watchdog(trainer.args, lambda: trainer.state, functools.partial(_watchdog_targets, trainer.session)),
     ):
-        # The checkpoints of a trial are in a folder of their own, which is not searched here.
+        # Trials have their own folders, in which a restart does not look for checkpoints.
         if trial is None:
             resume_from_checkpoint = find_restart_checkpoint(resume_from_checkpoint, trainer.args.output_dir)
         output = _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
@@ -384,7 +385,7 @@ def _train_from(
         casts_to_evaluate = args.fp16_full_eval or args.bf16_full_eval
         is_placed_elsewhere = trainer.is_fsdp_enabled or trainer.is_model_parallel
         if casts_to_evaluate and trainer.model_init is None and not is_placed_elsewhere:
-            # The constructor leaves a model where it is if evaluations cast it, so training moves it.
+            # The constructor does not move a model that evaluations cast.
             trainer._move_model_to_device(trainer.model, args.device)
 
         def load_model(folder: str) -> None:
@@ -431,7 +432,7 @@ def _roll_back(trainer: TrainerAttributesBase, fault: Any, first_optimizers: tup
     session.checkpoints.wait()
     assert session.run is not None and isinstance(session.health, SkippingHealthGuard)
     session.run.step.drain_flag_sync()
-    # A training of which no step remains without this window is not rolled back.
+    # `prepare_rollback` refuses if no other window is left to train on.
     source = session.health.prepare_rollback(fault, session.run.plan.skip_windows(1, trainer.args).max_steps)
     if trainer.accelerator.scaler is not None:
         # The skipped step left its overflow check in the scaler.
@@ -476,7 +477,7 @@ def train_with_batch_size(
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *totals))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
-    # Refuse another user's folder early: otherwise only the save of its step would fail.
+    # Refuse another user's checkpoint folders now, rather than at the save that would replace them.
     with raise_on_all_ranks(f"looking into {run.folder}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
         get_store(run.folder).refuse_foreign_folders(steps)
@@ -510,7 +511,7 @@ def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:
 
 
 def seed_everything(args: TrainingArguments, seed: int | None = None) -> None:
-    """Seed all random generators, by default with `args.seed`, deterministically if `full_determinism` is set."""
+    """Seed all random generators, by default with `args.seed`; with `full_determinism`, use deterministic kernels."""
     seed = args.seed if seed is None else seed
     if args.full_determinism:
         enable_full_determinism(seed)

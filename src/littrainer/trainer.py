@@ -146,7 +146,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         self._update_model_facts()
         with ShortTraceback():
             self._validate_args()
-            # An override of add_callback receives only the progress callback, and later callbacks.
+            # Overrides of add_callback are called only for the progress callback, and for callbacks added later.
             add_callback = partial(Trainer.add_callback, self)
             self._create_callbacks(DEFAULT_CALLBACKS, callbacks, add_callback, DEFAULT_PROGRESS_CALLBACK)
         if should_push_automatically(self):
@@ -325,10 +325,10 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
             return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def check(self) -> CheckReport:
-        """Return a report of late failures, memory and duration of a training, whose numbers this does not change.
+        """Report errors that a training would raise late, its memory and its duration; leave its numbers unchanged.
 
         Raises:
-            RuntimeError, NotImplementedError: a training is running, no model, or a sharded model (`littrainer check`).
+            RuntimeError, NotImplementedError: a training runs, no model, or a sharded model (use `littrainer check`).
         """
         from littrainer.check.checking import TrainingCheck
 
@@ -550,7 +550,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         """Write the state to trainer_state.json and the arguments to littrainer_run.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
-            # Only the training's own facts describe the weights before it.
+            # Without the facts of a training no model is described, since its weights may be trained by now.
             checkpoints = self.session.checkpoints
             facts = checkpoints.facts or describe_run(None, self.train_dataset, self.eval_dataset)
             facts["run"].update(checkpoints.times)

@@ -255,7 +255,7 @@ def test_models_that_cannot_be_copied_are_warned_of_once(caplog: pytest.LogCaptu
     storage: Any = SimpleNamespace(supports_async_save=False)
     saves = CheckpointManager()
     saves.is_async = True
-    assert [saves.can_copy(storage), saves.can_copy(storage)] == [False, False]
+    assert [saves.can_save_async(storage), saves.can_save_async(storage)] == [False, False]
     (warning,) = caplog.messages
     assert "version 1 of FSDP" in warning and "training waits" in warning
 

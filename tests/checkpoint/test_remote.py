@@ -250,7 +250,7 @@ def test_a_remote_only_checkpoint_allows_deletion_of_older_local_checkpoints(add
     shutil.rmtree(run.folder / "checkpoint-4")
     # As if their uploads had failed.
     del run.manifests["checkpoint-2"], run.manifests["checkpoint-6"]
-    assert [step for step in (2, 6) if run.must_keep(str(run.folder / f"checkpoint-{step}"))] == [6]
+    assert [step for step in (2, 6) if run.keep_or_rotate(str(run.folder / f"checkpoint-{step}"))] == [6]
 
 
 def test_an_upload_that_hangs_is_an_error_after_hang_timeout(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_the_first_batches_of_all_processes_decide_that_lists_have_an_entry_for_
     monkeypatch: pytest.MonkeyPatch, batches: list[Any], other_process: bool
 ) -> None:
     monkeypatch.setattr(gathering, "all_gather_object", lambda found: [found, (other_process, False)])
-    lists = SampleLists(is_certain=False)
+    lists = SampleLists(lists_are_samples=None)
     assert all(isinstance(lists.mark(batch, len(batch)), SampleList) for batch in batches)
 
 
@@ -163,7 +163,7 @@ def test_lists_of_one_entry_with_one_row_are_joined_as_a_layer_at_the_end_unless
 
 def test_samples_after_a_batch_that_looked_like_layers_are_refused_if_joined() -> None:
     for join in (True, False):
-        lists = SampleLists(is_certain=False, join=join)
+        lists = SampleLists(lists_are_samples=None, join=join)
         for entries in (make_boxes(2, 2), make_boxes(2, 2, 2), make_boxes(1, 1)):
             assert not isinstance(lists.mark(entries, len(entries[0])), SampleList)
         with pytest.raises(ValueError, match="per_device_eval_batch_size=1") if join else contextlib.nullcontext():

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_keywords = attrgetter(*KEYWORDS)
-# Event that an object of another class must have.
+# Event that a duck-typed callback must have.
 REQUIRED_EVENT = "on_step_end"
+# Attribute of an error that follows on_train_end, as when a search prunes a trial.
 ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
-"""Set on an error after on_train_end was called, as when a search prunes its trial."""
 FROM_CALLBACK = "It came from the callback"
 
 
@@ -155,12 +155,12 @@ class CallbackHandler(TrainerCallback):
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Call an event on each callback that overrides it."""
         base = getattr(TrainerCallback, event, None)
-        # A callback added by another callback is called for the same event.
+        # The list is not copied, so that a callback added by another callback is called for the same event.
         for callback in self.callbacks:
             # Fast path: not overridden.
             if base is not None and getattr(type(callback), event, None) is base and event not in vars(callback):
                 continue
-            # Objects of other classes may lack events.
+            # Duck-typed callbacks may lack events.
             method = getattr(callback, event, None)
             if not callable(method):
                 continue
@@ -236,7 +236,7 @@ def pop_matching(callbacks: list[Any], callback: Any) -> Any:
 def notify_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
     """Call `on_training_failed` on callbacks that have it, after an error or an interruption.
 
-    The method closes what `on_train_begin` opened; its errors are logged.
+    The method has to close what the callback's `on_train_begin` opened; its errors are logged.
     """
     try:
         yield

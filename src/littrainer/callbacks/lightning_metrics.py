@@ -53,7 +53,7 @@ def set_batch_indices(pl_trainer: pl.Trainer, indices: list[int] | None) -> None
 class DeferredValidationEnd:
     """Delayed `on_validation_end`, called after the metrics are computed.
 
-    For several datasets, callbacks that monitor a metric are called once.
+    With several datasets, callbacks that monitor a metric are called once, after the last dataset.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DeferredValidationEnd:
         self._end: Callable[[bool], None] | None = None
 
     @contextmanager
-    def round(self, when_over: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def merge_evaluations(self, when_over: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Treat the evaluations in the block as a single validation; nested blocks belong to the outermost.
 
         Parameters:
@@ -85,7 +85,7 @@ class DeferredValidationEnd:
         """Record the end of a validation inside fit.
 
         Parameters:
-            end: calls `on_validation_end` of callbacks that monitor metrics (True), or of all others.
+            end: calls `on_validation_end` of callbacks that monitor metrics (True), or of all others (False).
         """
         self._end = end
 

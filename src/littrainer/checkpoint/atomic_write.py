@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 STAGING_DIR = ".unfinished"
 DELETED_SUFFIX = ".deleted"
-# Followed by the rank, in staging folders of processes that send files to the writer.
+# Suffix, before the rank, of the staging folders of processes that send files to the writer.
 RANK_SUFFIX = ".process"
 TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# A folder with neither file is no checkpoint, so a deletion that may be interrupted begins with these files.
+# Files that make a folder a checkpoint; deletions begin with them, so that an interrupt leaves no damaged checkpoint.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 # Parts of a path that log messages leave out.
 STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")

@@ -76,7 +76,7 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def list_files(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the files that a new manifest would list; `with_links` adds links to files, as downloaded folders have."""
+    """Return the files that a new manifest would list; `with_links` also lists symlinks, as in downloaded folders."""
     return [name for name, _ in _scan_entries(folder, with_links)]
 
 
@@ -247,7 +247,7 @@ def update_manifest(folder: Path) -> None:
     if not changed:
         return
     fsync_paths(*(folder / name for name in sorted(changed & records.keys())))
-    # Nobody checked whether weights written by user code are finite.
+    # User code may have written non-finite weights.
     is_same_model = not any(map(WEIGHT_FILE.fullmatch, changed))
     write_manifest(folder, records, manifest.sequence, manifest.weights_are_finite if is_same_model else None)
     fsync_paths(folder)

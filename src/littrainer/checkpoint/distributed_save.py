@@ -1,6 +1,6 @@
 """The process that writes a disk's checkpoints, and the transfer of other processes' files to it.
 
-Equal paths may be on different disks, so processes that may write leave probe files, and all look for these files.
+Equal paths may be on different disks, so candidates for the writer make probe files, which all processes look for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WriterRole(NamedTuple):
 
 
 def elect_writer(args: TrainingArguments, run_dir: Path) -> WriterRole:
-    """Elect the writer of a folder's checkpoints; several processes make the folder."""
+    """Elect the writer of a folder's checkpoints; each candidate makes the folder."""
     if not is_distributed():
         return WriterRole(0, args.should_save, False, False)
     rank = args.process_index

@@ -19,7 +19,7 @@ from littrainer.checkpoint.atomic_write import delete_atomically, write_folder_a
 from littrainer.checkpoint.checksums import MANIFEST_NAME
 from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import build_lightning_checkpoint, load_training_states
-from littrainer.checkpoint.manager import CheckpointManager, SavedTraining
+from littrainer.checkpoint.manager import CheckpointManager, SaveRequest
 from littrainer.checkpoint.safe_loading import load_tensors, refuse_unsafe
 from littrainer.checkpoint.verification import inspect_checkpoint
 from littrainer.checkpoint.weights import load_weights, write_weights
@@ -181,35 +181,36 @@ class TransformersCheckpointIO(CheckpointIO):
 class TrainerCheckpointIO(TransformersCheckpointIO):
     """The plugin in littrainer's Trainer, for saves by Lightning callbacks."""
 
-    def __init__(self, model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]):
+    def __init__(self, model: nn.Module, checkpoints: CheckpointManager, make_request: Callable[[], SaveRequest]):
         super().__init__(model)
-        self.checkpoints, self.training = checkpoints, training
+        self.checkpoints, self.make_request = checkpoints, make_request
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder as the Trainer does, in all processes together."""
-        folder, training = _require_local_path(path), self.training()
+        folder, request = _require_local_path(path), self.make_request()
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"collecting {folder}"):
-            if training.args.should_save:
+            if request.args.should_save:
                 entries = {name: value for name, value in checkpoint.items() if name not in TRAINER_FILE_ENTRIES}
                 state = {LIGHTNING_STATE_NAME: self._weights_and_state(entries)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        self.checkpoints.record_best_checkpoint(training)
-        self.checkpoints.write(training, folder, extra_objects=state, advice=ADVICE)
+        self.checkpoints.record_best_checkpoint(request)
+        self.checkpoints.write(request, folder, extra_objects=state, advice=ADVICE)
 
 
-def save_on_all_ranks(strategy: Any) -> None:
+def make_strategy_save_on_all_ranks(strategy: Any) -> None:
+    """Let a `TrainerCheckpointIO` save in all processes; Lightning's strategies would call it only on rank 0."""
     plugin = strategy.checkpoint_io
     if isinstance(plugin, TrainerCheckpointIO) and is_distributed():
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
 def add_checkpoint_io(
-    plugins: list[Any], model: nn.Module, checkpoints: CheckpointManager, training: Callable[[], SavedTraining]
+    plugins: list[Any], model: nn.Module, checkpoints: CheckpointManager, make_request: Callable[[], SaveRequest]
 ) -> list[Any]:
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         return plugins
-    return [*plugins, TrainerCheckpointIO(model, checkpoints, training)]
+    return [*plugins, TrainerCheckpointIO(model, checkpoints, make_request)]
 
 
 def _require_local_path(path: str | Path) -> Path:

@@ -86,8 +86,8 @@ class BackgroundSaveError(RuntimeError):
 
 
 @dataclass
-class SavedTraining:
-    """Inputs of a save: the objects to save, the methods that write them, and the folder.
+class SaveRequest:
+    """Input of a save: the objects to save, the methods that write them, and the folder.
 
     Parameters:
         hooks: the Trainer, whose overridable methods write the files.
@@ -168,7 +168,7 @@ class CheckpointManager:
         self.times: dict[str, Any] = {}
         # The last checkpoint, in the writing process, until its `on_save` callbacks have run.
         self._written: str | None = None
-        # The Trainer's save methods get only a folder, so `get_writer(folder)` returns this writer to them.
+        # The Trainer's save methods get only a folder, and call `get_writer(folder)` for this writer.
         self._writer: CheckpointWriter | None = None
         self._roles: dict[Path, WriterRole] = {}
         self._copies = HostCopies()
@@ -221,19 +221,19 @@ class CheckpointManager:
 
     # ---- Save --------------------------------------------------------------------------------------------------------
 
-    def save(self, training: SavedTraining) -> str:
+    def save(self, request: SaveRequest) -> str:
         """Write the checkpoint of the current step, and prune older checkpoints."""
         self.wait()
-        self.record_best_checkpoint(training)
-        folder = self.write(training, training.folder)
-        if self.is_writer(training.args, training.run_dir):
+        self.record_best_checkpoint(request)
+        folder = self.write(request, request.folder)
+        if self.is_writer(request.args, request.run_dir):
             self._written = folder
-            self.prune(training.args, training.state, training.run_dir, folder)
+            self.prune(request.args, request.state, request.run_dir, folder)
         return folder
 
     def write(
         self,
-        training: SavedTraining,
+        request: SaveRequest,
         final: Path,
         with_optimizer: bool = False,
         extra_objects: dict[str, Any] | None = None,
@@ -247,8 +247,8 @@ class CheckpointManager:
             advice: last sentence of the error for an extra object that `refuse_unsafe` rejects.
         """
         with ExitStack() as commit:
-            with self._open_writer(training.args, final, commit) as writer, training.weights_to_save():
-                self._collect(training, writer, with_optimizer)
+            with self._open_writer(request.args, final, commit) as writer, request.weights_to_save():
+                self._write_states(request, writer, with_optimizer)
                 writer.write_objects(extra_objects or {})
                 for name in extra_objects or {}:
                     refuse_unsafe(writer.folder / name, advice)
@@ -256,36 +256,36 @@ class CheckpointManager:
                 commit.close()
         return str(final)
 
-    def save_in_background(self, training: SavedTraining) -> None:
+    def save_in_background(self, request: SaveRequest) -> None:
         """Copy the states of the current step, and write the checkpoint in a thread."""
         self.wait()
-        final, args = training.folder, training.args
-        self.record_best_checkpoint(training)
+        final, args = request.folder, request.args
+        self.record_best_checkpoint(request)
         with ExitStack() as commit:
-            with self._open_writer(args, final, commit) as writer, training.weights_to_save():
+            with self._open_writer(args, final, commit) as writer, request.weights_to_save():
                 is_writer = writer.is_deferred = writer.manifest is not None
                 writer.defers_shards = not self.role(args, final.parent).any_sends_files
-                self._collect(training, writer)
+                self._write_states(request, writer)
                 values, writer.shards = self._copies.copy(([value for value, _ in writer.deferred], writer.shards))
                 write_functions = [write for _, write in writer.deferred]
                 writer.deferred = list(zip(values, write_functions, strict=True))
-            # Making a group is collective, so it is made here and not in the thread.
+            # Made before the thread, since making a group is collective.
             group = get_writing_group() if writer.shards else None
-            state = copy.copy(training.state)
+            state = copy.copy(request.state)
             state.log_history = list(state.log_history)
             unfinished = commit.pop_all()
 
         def write() -> None:
             with unfinished:
-                # Shards come first, since all processes write them together: an error of this process in
-                # `write_deferred` would leave the others waiting.
+                # Shards come first, since all processes write them together: if `write_deferred` failed here before,
+                # the other processes would wait for this process.
                 writer.write_collected_shards(group)
                 writer.write_deferred()
             if is_writer:
-                self.prune(args, state, training.run_dir, str(final))
+                self.prune(args, state, request.run_dir, str(final))
 
         writing = run_in_thread(write, f"saving {final.name}")
-        self.pending = PendingSave(final, state, writing, training.when_complete)
+        self.pending = PendingSave(final, state, writing, request.when_complete)
 
     @contextlib.contextmanager
     def _open_writer(self, args: TrainingArguments, final: Path, commit: ExitStack) -> Iterator[CheckpointWriter]:
@@ -307,13 +307,13 @@ class CheckpointManager:
             if role.any_sends_files:
                 gather_files_to_writer(writer.folder, role, action)
 
-    def _collect(self, training: SavedTraining, writer: CheckpointWriter, with_optimizer: bool = False) -> None:
-        hooks, args, folder = training.hooks, training.args, str(writer.folder)
+    def _write_states(self, request: SaveRequest, writer: CheckpointWriter, with_optimizer: bool = False) -> None:
+        hooks, args, folder = request.hooks, request.args, str(writer.folder)
         has_optimizer = with_optimizer or not args.save_only_model
         optimizer = hooks.optimizer if has_optimizer else None
         nonfinite = find_nonfinite_weights(hooks.model, with_buffers=True, optimizer=optimizer)
         are_finite = all(all_gather_object(not nonfinite))
-        # ZeRO 3 leaves parameters empty here, so their finiteness is unknown.
+        # Under ZeRO 3, whose parameters are empty outside of forward passes, the finiteness is unknown.
         if writer.manifest is not None and not hasattr(next(hooks.model.parameters(), None), "ds_numel"):
             writer.manifest.weights_are_finite = are_finite
         self._writer = writer
@@ -323,10 +323,10 @@ class CheckpointManager:
                 hooks._save_optimizer_and_scheduler(folder)
                 hooks._save_scaler(folder)
                 hooks._save_rng_state(folder)
-                writer.write_objects(_resume_records(training))
+                writer.write_objects(_resume_records(request))
             if args.should_save:
-                _export_callback_states(training)
-                writer.write_trainer_state(training.state.to_json())
+                _export_callback_states(request)
+                writer.write_trainer_state(request.state.to_json())
         finally:
             self._writer = None
 
@@ -348,17 +348,17 @@ class CheckpointManager:
             if (remote := get_store(Path(folder).parent).remote) is not None:
                 remote.start()
 
-    def record_best_checkpoint(self, training: SavedTraining) -> None:
-        """Set `best_model_checkpoint` in the Trainer's state, also if this save is about to write that checkpoint."""
-        state = training.state
+    def record_best_checkpoint(self, request: SaveRequest) -> None:
+        """Set `best_model_checkpoint` in the Trainer's state, to an existing checkpoint or to the requested save."""
+        state = request.state
         if not state.best_global_step:
             return
-        best = checkpoint_folder(training.run_dir, state.best_global_step)
+        best = checkpoint_folder(request.run_dir, state.best_global_step)
         if state.best_global_step == state.global_step or best.is_dir():
             state.best_model_checkpoint = str(best)
         if is_distributed():
-            # The writer's path counts: paths may differ between processes, and some cannot see the writer's disk.
-            writer_rank = self.role(training.args, training.run_dir).writer_rank
+            # Use the writer's path: paths may differ between processes, and some cannot see the writer's disk.
+            writer_rank = self.role(request.args, request.run_dir).writer_rank
             state.best_model_checkpoint = all_gather_object(state.best_model_checkpoint)[writer_rank or 0]
 
     # ---- Rotation ----------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class CheckpointManager:
         """Keep only the best checkpoint after a training with `save_total_limit=1`; rotation keeps the newest too."""
         if best is None or args.save_total_limit != 1 or args.save_total_limit_best is not None:
             return
-        # If the best checkpoint is in another folder, deleting all others would leave none here.
+        # If the best checkpoint is in another folder, the deletion would leave no checkpoint in this folder.
         if self.is_writer(args, run_dir) and Path(best).is_dir() and Path(best).parent.samefile(run_dir):
             for path in sort_checkpoints(run_dir):
                 if os.path.realpath(path) != os.path.realpath(best):
@@ -426,7 +426,7 @@ class CheckpointManager:
     ) -> Path | None:
         """Return rank 0's choice in all processes.
 
-        If the choice is damaged on any disk, skip it, or raise a ValueError if the caller gave its folder.
+        If a checkpoint is damaged on any disk, rank 0 chooses again; if the caller gave its folder, raise a ValueError.
         """
         resumes = all_gather_object(bool(resume_from_checkpoint))
         if len(set(resumes)) > 1:
@@ -456,7 +456,7 @@ class CheckpointManager:
             text = " ".join(f"Process {rank} on {problem}" for rank, problem in problems if problem is not None)
             if not text:
                 return folder
-            # `find` returns a folder called "last-checkpoint" or "auto" though it was skipped; the error ends the loop.
+            # `find` ignores `skipped` for a folder named "last-checkpoint" or "auto"; the error ends the loop.
             if not is_newest_requested or folder.name in skipped:
                 raise ValueError(f"The checkpoint {folder} cannot be resumed in all processes. {text}")
             if NO_SUCH_FOLDER in text:
@@ -486,8 +486,8 @@ class CheckpointManager:
         if not resume_from_checkpoint:
             return None
         path: str | bool = resume_from_checkpoint
-        # `last-checkpoint` means a folder of this name in the working directory or in output_dir. If there is none, the
-        # checkpoint with the highest step is meant.
+        # "last-checkpoint" means a folder of this name in the working directory or output_dir, else the checkpoint with
+        # the highest step.
         if path == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
             pushed = Path(output_dir) / LAST_CHECKPOINT
             path = str(pushed) if pushed.is_dir() else True
@@ -548,8 +548,8 @@ class CheckpointManager:
 
     # ---- Background save ---------------------------------------------------------------------------------------------
 
-    def can_copy(self, storage: FullStateIO) -> bool:
-        """Return whether a save can run in the background; warn if the model cannot be copied despite `async_save`."""
+    def can_save_async(self, storage: FullStateIO) -> bool:
+        """Return whether a save can run in the background; warn if the model does not support `async_save`."""
         if self.is_async and not storage.supports_async_save and not self._has_warned_of_fsdp1:
             logger.warning(
                 "async_save: models sharded by version 1 of FSDP cannot be saved in the background, so training waits "
@@ -569,7 +569,7 @@ class CheckpointManager:
                 save.when_complete(str(save.folder), save.state)
 
     def close(self) -> None:
-        """Wait for the pending save at a training's end; log its error, since the training may be raising another."""
+        """Wait for the pending save at a training's end; log its error, which must not hide the training's error."""
         try:
             if (save := self.pending) is not None:
                 self._end_pending(save)
@@ -584,22 +584,22 @@ class CheckpointManager:
         self._copies.release()
 
 
-def _resume_records(training: SavedTraining) -> dict[str, Any]:
-    """Return the objects of this process's resume files by name.
+def _resume_records(request: SaveRequest) -> dict[str, Any]:
+    """Return the contents of the resume files that this process writes, by file name.
 
-    A process that saves writes the whole record; each rank above 0 also writes a file with its own `data`.
+    A process with `should_save` writes the whole record; each rank above 0 also writes a file with its own `data`.
     """
-    if training.resume_record is None:
+    if request.resume_record is None:
         return {}
-    rank, record = training.args.process_index, training.resume_record()
+    rank, record = request.args.process_index, request.resume_record()
     files = {resume_record_name(rank): {name: record[name] for name in ("version", "data")}} if rank else {}
-    return {**files, RESUME_RECORD_NAME: record} if training.args.should_save else files
+    return {**files, RESUME_RECORD_NAME: record} if request.args.should_save else files
 
 
-def _export_callback_states(training: SavedTraining) -> None:
-    states = training.state.stateful_callbacks
-    for name, now in export_states(list(filter(is_exportable, training.callbacks))).items():
-        # Several callbacks of a class share a list, to which each save appends their states, as in transformers.
+def _export_callback_states(request: SaveRequest) -> None:
+    states = request.state.stateful_callbacks
+    for name, now in export_states(list(filter(is_exportable, request.callbacks))).items():
+        # As in transformers, several callbacks of a class share a list, to which each save appends their states.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
@@ -621,7 +621,7 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
             file = Path(os.environ[TRAININGS])
             trainings = json.loads(file.read_text("utf-8")) if file.is_file() else {}
             folders: dict[str, dict[str, list[int]]] = trainings.setdefault(number, {})
-            # The folder that came last is searched first: each start may have another output_dir.
+            # Each start may have had another output_dir; the latest is searched first.
             for folder, before in reversed(folders.items()):
                 now = identify_checkpoints(folder)
                 earlier = {name for name in before if now.get(name) == before[name]}
@@ -636,9 +636,9 @@ def find_restart_checkpoint(resume_from_checkpoint: str | bool | None, output_di
 
 
 def identify_checkpoints(folder: str | Path) -> dict[str, list[int]]:
-    """Return, by checkpoint name, numbers that change if it is rewritten.
+    """Return numbers by checkpoint name that change if the checkpoint is rewritten.
 
-    The manifest's CRC-32 is used, or without a manifest the folder's inode and time.
+    The numbers are the manifest's CRC-32, or without a manifest the folder's inode and time.
     """
     identities = {path: [*_identity(path)] for path in Path(folder).glob("*") if checkpoint_step(path) is not None}
     for path in identities:

@@ -41,7 +41,8 @@ def read_world_size(folder: Path) -> int:
 def read_state(folder: Path) -> TrainerState:
     """Load the trainer state of a checkpoint.
 
-    A best checkpoint next to it is preferred, since users move runs; a missing best checkpoint is reset to None.
+    Since users move runs, the best checkpoint is sought next to this checkpoint, then at the recorded path; else it is
+    None.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     if state.best_model_checkpoint is None:

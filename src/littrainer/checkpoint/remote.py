@@ -1,6 +1,6 @@
 """A run whose output_dir is a URL: uploads of its local folder, and downloads for a resume.
 
-A checkpoint's manifest is uploaded last and emptied first. Neither listings nor times are trusted.
+A checkpoint's manifest is emptied before changes, and uploaded last. Neither listings nor times are trusted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RemoteRun:
         deleted: local checkpoints that were deleted at the URL.
         earlier: local manifests from before this training, whose checkpoints stay at the URL.
         deferred: paths of local checkpoints whose deletion waits for an upload.
-        rotated: checkpoints that this training deletes here and at the URL.
+        rotated: checkpoints that this training deletes locally and at the URL.
     """
 
     def __init__(self, folder: Path, hang_timeout: float = 0) -> None:
@@ -63,7 +63,7 @@ class RemoteRun:
         self.folder, self.remote = folder, RemoteFolder(str(get_remote_url(folder)))
         self.manifests: dict[str, bytes] = {}
         self.foreign, self.deleted, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
-        # Checkpoint -> files of an upload without a manifest, since the checkpoint was thinned.
+        # Checkpoint -> files uploaded before its manifest; files that the manifest lacks are deleted after its upload.
         self._partial_uploads: dict[str, set[str]] = {}
         self.earlier: dict[str, bytes | None] = {}
         self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.url)
@@ -79,7 +79,7 @@ class RemoteRun:
         listed = _highest_first(self.remote.list_names())
         marked = _parse_json_object(self.remote.read(MARKER_NAME)).get("checkpoints")
         for name in _highest_first([*listed, *(marked if isinstance(marked, list) else ()), *self.local_checkpoints()]):
-            # Read twice, since missing checkpoints are deleted here.
+            # Read twice if missing, since a missing checkpoint is deleted locally.
             content = self.remote.read(f"{name}/{MANIFEST_NAME}") or self.remote.read(f"{name}/{MANIFEST_NAME}")
             if content == INCOMPLETE or _parse_or_none(content) is not None:
                 self.manifests[name] = content or INCOMPLETE
@@ -94,7 +94,7 @@ class RemoteRun:
         return _read_bytes(self.folder / name / MANIFEST_NAME)
 
     def is_current(self, name: str, content: bytes) -> bool:
-        """Return whether the local checkpoint is not older than the URL's."""
+        """Return whether the local checkpoint equals the URL's or is newer."""
         local = self.read_local_manifest(name)
         return local == content or (local is not None and self._was_uploaded(name, content))
 
@@ -103,7 +103,7 @@ class RemoteRun:
         return manifest is not None and self._uploaded.get(name) == zlib.crc32(manifest)
 
     def _move_local_aside(self, name: str) -> None:
-        """Rename a local checkpoint; delete it if it was uploaded and the URL has another."""
+        """Rename a local checkpoint; delete it if it was uploaded and the URL has a complete checkpoint."""
         manifest, local = self.read_local_manifest(name), self.folder / name
         if not local.is_dir():
             return
@@ -134,7 +134,7 @@ class RemoteRun:
                 self._download_with_retry(name, content, manifest, staging)
             elif not self._download_without_manifest(name, staging):
                 return False
-            # Another process of this machine may download it too.
+            # Another process of this machine may have downloaded the checkpoint too.
             with contextlib.suppress(OSError):
                 self._move_local_aside(name)
                 staging.rename(local)
@@ -174,8 +174,8 @@ class RemoteRun:
     def claim(self) -> None:
         """Register as the run that uploads to the URL, and synchronize the local folder.
 
-        A checkpoint only at the URL gets a local manifest, so that rotation counts it. A checkpoint deleted there is
-        deleted or renamed here.
+        A checkpoint only at the URL gets a local folder with its manifest, so that rotation counts it. A checkpoint
+        deleted at the URL is deleted or renamed locally.
         """
         if (marker := self.remote.read(MARKER_NAME)) is None:
             # The URL was emptied: upload all files again.
@@ -209,7 +209,7 @@ class RemoteRun:
         """Upload changes in a thread, after a running upload."""
         self._is_requested = True
         if self.earlier and self._thread is None:
-            text = "%s has %s of an earlier run, which stay unless saved again. A resume takes the highest step."
+            text = "%s has %s of an earlier run, kept until overwritten. A resume takes the highest step of all."
             logger.warning(text, self.remote.url, ", ".join(self.earlier))
         if self._thread is None or not self._thread.is_alive():
             # A hanging upload must not keep the process alive.
@@ -234,7 +234,7 @@ class RemoteRun:
                     logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.url)
             if thread.is_alive():
                 self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
-            # The thread may have ended before `start` requested more.
+            # If the thread ended just before `start` requested an upload, the next round uploads.
             elif self._error is None and not self._is_requested:
                 return
         raise RemoteFolderError(
@@ -254,7 +254,7 @@ class RemoteRun:
     def _upload_all(self) -> None:
         self._refuse_second_run()
         while (name := self._next_to_upload()) is not None:
-            # The checkpoint may be deleted meanwhile.
+            # Rotation may delete the checkpoint meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._upload(name)
         upload_files(self.folder, self._write)
@@ -280,7 +280,7 @@ class RemoteRun:
 
     def should_defer_deletion(self, path: str) -> bool:
         """Return whether a deletion must wait for an upload, and record it."""
-        must_stay = self.must_keep(path)
+        must_stay = self.keep_or_rotate(path)
         (self.deferred.add if must_stay else self.deferred.discard)(path)
         return must_stay
 
@@ -289,10 +289,10 @@ class RemoteRun:
         if self.earlier.get(name) == self.read_local_manifest(name):
             self.earlier.clear()
 
-    def must_keep(self, path: str) -> bool:
-        """Return whether neither the checkpoint nor a newer checkpoint is uploaded; else record its rotation."""
+    def keep_or_rotate(self, path: str) -> bool:
+        """Return True if this checkpoint or a newer checkpoint has to be uploaded first; else mark this as rotated."""
         name, local = Path(path).name, self.local_checkpoints() if Path(path).parent == self.folder else []
-        # Newer uploaded checkpoints may have been deleted here.
+        # Newer checkpoints at the URL may be deleted locally.
         names = _highest_first([*local, *(self.manifests.keys() - self.earlier.keys())])
         must_stay = name in local and not any(map(self._is_uploaded, names[: names.index(name) + 1]))
         if not must_stay and name in local:
@@ -305,14 +305,14 @@ class RemoteRun:
 
     def _next_to_upload(self) -> str | None:
         for name in self.local_checkpoints():
-            if (path := str(self.folder / name)) in self.deferred and not self.must_keep(path):
+            if (path := str(self.folder / name)) in self.deferred and not self.keep_or_rotate(path):
                 continue
             if self._is_uploaded(name) or not (content := self.read_local_manifest(name)):
                 continue
             manifest, damage = _parse_or_none(content), " ".join(find_damage(self.folder / name))
             if manifest and not damage and all((self.folder / name / file).is_file() for file in manifest.files):
                 return name
-            # Otherwise the checkpoint was thinned or deleted meanwhile.
+            # A changed manifest: the checkpoint was thinned or deleted meanwhile.
             if self.read_local_manifest(name) == content:
                 self._warn_once(f"{self.folder / name} is damaged, and not uploaded to {self.remote.url}. {damage}")
         return None
@@ -322,7 +322,7 @@ class RemoteRun:
         now, before = parse_manifest(content).files, _parse_or_none(self.manifests.get(name))
         uploaded = {} if before is None else before.files
         if self.earlier.get(name, content) != content:
-            # Replaced, since another thread may iterate.
+            # Replaced rather than changed, since another thread may iterate over the dict.
             self.earlier = {other: manifest for other, manifest in self.earlier.items() if other != name}
         if changed := [file for file in now if uploaded.get(file) != now[file]]:
             self.manifests[name] = INCOMPLETE
@@ -406,7 +406,7 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
     )
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and checkpoint_step(name) is None]
-        # A folder with its own URL may be newer there.
+        # A nested run uploads its own folder.
         if Path(parent) != Path(folder) and not {UPLOADED_MANIFESTS_NAME, UPLOADED_FILES_NAME}.isdisjoint(names):
             folders[:], names[:] = [], []
         for path in (Path(parent, name) for name in names if not name.startswith(".")):

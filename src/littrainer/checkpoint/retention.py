@@ -46,8 +46,8 @@ def sort_checkpoints(
     Parameters:
         output_dir: the folder that contains them.
         checkpoint_prefix: the part of their names before the step.
-        use_mtime: sort by the order of writing, which manifests record, instead of by step. If a manifest is missing,
-            sort by modification time, or by step if these times are too close.
+        use_mtime: sort by the order of writing, which manifests record; if a manifest is missing, by modification time,
+            or by step if these times are too close. Otherwise sort by step.
         best_model_checkpoint: moved to the second to last position, so that rotation does not delete it.
     """
     pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
@@ -132,7 +132,7 @@ def thin_checkpoint(folder: Path) -> None:
     """Reduce a checkpoint to its weights; skip links and checkpoints without a manifest."""
     try:
         manifest = None if folder.is_symlink() else read_manifest(folder)
-        # The folder is listed, since the manifest lacks files that a process left when it was killed while thinning.
+        # Files come from the folder: if thinning was interrupted, the manifest lacks files that are still present.
         surplus = [entry for entry in folder.iterdir() if RESUME_FILE.fullmatch(entry.name)]
         if manifest is None or not surplus:
             return

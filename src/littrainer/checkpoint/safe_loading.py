@@ -1,4 +1,4 @@
-"""Loading of a checkpoint's files without running code of theirs or leaving its folder."""
+"""Loading of a checkpoint's files, which runs no code in them and reads no files outside of the checkpoint."""
 
 from __future__ import annotations
 

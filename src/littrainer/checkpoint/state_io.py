@@ -100,7 +100,7 @@ class FullStateIO:
         return not has_flat_shards(self.training.sharded_model)
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.args.process_index == 0
 
     def save_model(self, output_dir: str) -> None:
@@ -123,8 +123,8 @@ class FullStateIO:
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
-        A resume calls this before the model is sharded, so weights that are stored as shards are left to
-        `load_training_state`, which is called later.
+        A resume calls this before the model is sharded, and `load_training_state` later, which loads weights that are
+        stored as shards.
         """
         load_weights(model, folder, to_resume=to_resume, on_key_mismatch=self.training.on_key_mismatch)
 
@@ -138,21 +138,22 @@ class GatheredStateIO(FullStateIO):
     def save_model(self, output_dir: str) -> None:
         model = self.training.sharded_model
         weights = {"state_dict": get_full_state_dict(model)} if is_sharded(model) else {}
-        if self.is_first:
+        if self.is_rank_zero:
             self.training.save(output_dir, **weights)
 
     def save_training_state(self, folder: Path) -> None:
         model = self.training.model
         state = get_full_optimizer_state(model, self.optimizer)
-        if self.is_first:
+        if self.is_rank_zero:
             self._write({OPTIMIZER_NAME: convert_to_unsharded_param_ids(model, self.optimizer, state)}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the weights in {folder}"):
-            if self.is_first and has_adapters(unwrap_user_model(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
-                state = read_adapter_weights(unwrap_user_model(model), folder)
-            elif self.is_first:
+            inner = unwrap_user_model(model)
+            if self.is_rank_zero and has_adapters(inner) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+                state = read_adapter_weights(inner, folder)
+            elif self.is_rank_zero:
                 state, differences = match_to_model(model, read_weights(folder))
                 refuse_mismatched_weights(model, folder, differences, to_resume)
         load_full_state_dict(model, state)
@@ -163,7 +164,7 @@ class GatheredStateIO(FullStateIO):
     def _load_gathered_optimizer(self, model: nn.Module, folder: Path) -> None:
         state: dict[str, Any] = {}
         with raise_on_all_ranks(f"reading the optimizer's state in {folder}"):
-            if self.is_first:
+            if self.is_rank_zero:
                 path, state = read_optimizer_state(folder)
                 refuse_mismatched_optimizer(path, self.optimizer, convert_to_param_ids(model, self.optimizer, state))
         load_full_optimizer_state(model, self.optimizer, state)
@@ -179,7 +180,7 @@ class FsdpStateIO(GatheredStateIO):
         state = (
             get_full_optimizer_state(model, self.optimizer) if is_sharded(model) else self._get_named_optimizer_state()
         )
-        if self.is_first:
+        if self.is_rank_zero:
             self._write({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
 
     def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
@@ -189,8 +190,8 @@ class FsdpStateIO(GatheredStateIO):
             model = self.training.sharded_model
         if not is_sharded(model):
             plan = get_sharding_plan(self.args)
-            # Only rank 0 reads weights with cpu_ram_efficient_loading; the others get them when the model is sharded.
-            reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
+            # With cpu_ram_efficient_loading only rank 0 reads weights, which sharding the model later distributes.
+            reads_weights = self.is_rank_zero or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_shards and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)
         elif has_shards and not has_flat_shards(model):
@@ -233,7 +234,7 @@ class FsdpStateIO(GatheredStateIO):
             )
             refuse_mismatched_weights(model, folder, differences, to_resume)
             load_into(folder, {f"{prefix}{name}": value for name, value in state.items() if name in stored})
-            # Offloaded weights were read into copies that state_dict() made, so they are loaded into the model here.
+            # `state_dict()` made copies of offloaded weights, so the values read must be loaded into the model.
             result = model.load_state_dict(state, strict=False)
         self.training.on_key_mismatch(type(result)(differences.missing, differences.unexpected))
 
@@ -254,7 +255,7 @@ class ShardedStateIO(FsdpStateIO):
     """I/O of FSDP's `SHARDED_STATE_DICT`; `save_model` writes the full model, as `from_pretrained` needs it."""
 
     def save_checkpoint_model(self, output_dir: str) -> None:
-        if self.is_first:
+        if self.is_rank_zero:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             for name in ("config", "generation_config"):
                 settings: Any = getattr(self.training.model, name, None)
@@ -272,7 +273,7 @@ class ShardedStateIO(FsdpStateIO):
         from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY
 
         model = self.training.sharded_model
-        # FSDP 1's shards are copied to the host here; FSDP 2's are copied later, at the write or by HostCopies.
+        # FSDP 1's shards are copied to the host now; FSDP 2's are copied later, by the write or by HostCopies.
         options = StateDictOptions(cpu_offload=has_flat_shards(model))
         reshard_gathered(model)
         weights = self._drop_adapter_base(get_model_state_dict(model, options=options))

@@ -63,7 +63,7 @@ class Store:
     def delete(self, path: str | Path) -> None:
         """Delete a checkpoint, in a thread if the folder is locked; warn of errors.
 
-        The deletion is deferred while neither this checkpoint nor a newer one has been uploaded to the folder's URL.
+        If the folder has a URL, the deletion waits until this checkpoint or a newer checkpoint is uploaded.
         """
         if self.remote is not None and self.remote.should_defer_deletion(str(path)):
             return
@@ -124,14 +124,14 @@ class Store:
         """Wait for uploads, and run deferred deletions."""
         if self.remote is not None:
             self.remote.finish()
-            # Checkpoints deleted here are deleted at the URL by the second `finish`.
+            # The second `finish` deletes these checkpoints at the URL too.
             if self.delete_deferred():
                 self.remote.finish()
 
     def refuse_foreign_folders(self, steps: range) -> None:
         """Raise an OSError if `.unfinished` or a checkpoint of these steps is not writable.
 
-        Do nothing without the lock.
+        Processes without the lock check nothing.
         """
         if self.lock is None:
             return
@@ -152,8 +152,8 @@ class Store:
         finally:
             if self.lock is not None:
                 _locked_stores.pop(self._key, None)
-                # The file is deleted before it is unlocked: a process that opened it sees in `_open_lock` that it is
-                # gone.
+                # The file is deleted before it is unlocked: a process that has opened it checks, in `_open_lock`, that
+                # it still exists.
                 with contextlib.suppress(OSError):
                     (self._key / LOCK_NAME).unlink()
                 os.close(self.lock)
@@ -212,7 +212,7 @@ def lock_folder(run_dir: Path) -> Store:
     except OSError as error:
         raise make_unwritable_error(run_dir, error) from error
     store = _locked_stores[run_dir.resolve()] = Store(run_dir, descriptor)
-    # Without file locks another run may be writing there.
+    # Without file locks another run may be writing to the staging folder.
     if is_locked:
         clean_staging_dir(run_dir)
     return store

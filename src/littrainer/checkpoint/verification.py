@@ -92,7 +92,7 @@ def find_damage(folder: Path) -> list[str]:
 
 
 def find_edits(folder: Path) -> list[str]:
-    """Return files that were edited, added or removed since a checkpoint was written; empty without a manifest.
+    """Return files that were edited, added or removed since a checkpoint was written; none without a manifest.
 
     Parameters:
         folder: the checkpoint's folder.
@@ -137,7 +137,7 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> tuple[list[
         else:
             damage.append(f"{name} is missing.")
     added = sorted(name for name in present - manifest.files.keys() if not NOT_READ.fullmatch(name))
-    # The state file is always checked, since the name of a copied folder may have another step than the file.
+    # The state file is always checked, since a copied folder's name may have another step than the file.
     damage += _find_damage_by_format(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     return [*dict.fromkeys(damage)], [*edits, *(f"{name} added" for name in added)]
 

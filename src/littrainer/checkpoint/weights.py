@@ -85,7 +85,7 @@ def _hide_progress_bar() -> Iterator[None]:
     try:
         yield
     finally:
-        # Otherwise a background save restores the hook.
+        # If a concurrent save had hidden the bar already, it restores the hook itself.
         if earlier is not _make_hidden_bar:
             set_hook(earlier)
 
@@ -313,7 +313,7 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
     try:
         converted, unused, shapes = _convert_names(inner, stored)
     except Exception as error:
-        # The class cannot be constructed from its configuration.
+        # For instance, the class cannot be constructed from its configuration.
         logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
     state, differences = _rename_to_model(model, converted)
@@ -385,7 +385,7 @@ WEIGHT_FILE = re.compile(r".*\.safetensors|(.*/)?(pytorch|adapter)_model.*\.bin|
 
 
 def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimizer: Any = None) -> list[str]:
-    """Return the names of non-finite weights, of sharded weights in this process's shards.
+    """Return the names of non-finite weights; of sharded weights only local shards are read.
 
     Parameters:
         with_buffers: check saved buffers for nan; masks may be infinite.
@@ -417,12 +417,12 @@ def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimiz
     return [name for name, weight in weights.items() if is_nonfinite(name, weight)]
 
 
-# ---- PEFT adapters, the only weights in their checkpoints ------------------------------------------------------------
+# ---- PEFT adapters, whose checkpoints have no other weights ----------------------------------------------------------
 
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 # Trained parameters that PEFT does not save: p-tuning's encoder, and unfrozen base parameters.
 NON_ADAPTER_PARAMS_NAME = "littrainer_trained_beside_adapters.pt"
-# In the checkpoint's folder; other adapters are in subfolders.
+# Adapter in the checkpoint's folder itself; other adapters are in subfolders.
 DEFAULT_ADAPTER = "default"
 PEFT_PREFIX = "base_model.model."
 

@@ -69,8 +69,7 @@ class CheckpointWriter:
         """Write or collect this process's shards of states, whose keys are folder names; all processes call this."""
         self.shards.update(states)
         for name in states:
-            # Making a folder may fail, so it comes before the collective write, in which a failed process would leave
-            # the others waiting.
+            # Folders are made before the collective write, in which the others would wait for a failed process.
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         if not self.defers_shards:
             self.write_collected_shards()

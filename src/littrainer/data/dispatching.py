@@ -18,10 +18,10 @@ from littrainer.runtime.nested_values import is_sample_list, map_nested
 
 
 def find_batch_size(batch: Any) -> int | None:
-    """Return the rows of the first tensor in a nested batch, or the length of a list of samples.
+    """Return the number of rows of the first tensor in a nested batch, or the length of a list of samples.
 
-    Mappings of unequal sizes in a list are samples; of equal sizes, parts of one batch. Lists of a mapping are read
-    last, since they may have an entry for each sample.
+    In a list, mappings of unequal sizes are samples, and of equal sizes parts of one batch. In a mapping, lists are
+    read last, since their first tensor may belong to a single sample.
     """
     if is_sample_list(batch):
         return len(batch)

@@ -73,10 +73,10 @@ class PrefetchLoader(DataLoader):
     processes = 1
     splits_batches = False
     dispatch: Dispatch | None = None
-    # Generator whose state rank 0 broadcasts at epoch start.
+    # Generator whose state rank 0 broadcasts at the start of each epoch.
     synchronized_generator: torch.Generator | None = None
     stream_end_sync: StreamEndSync | None = None
-    # Mode of sharding, which a resume compares.
+    # Mode of sharding; a resume compares it with the checkpoint's.
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
@@ -86,7 +86,7 @@ class PrefetchLoader(DataLoader):
     # None leaves batches on the host.
     destination: torch.device | None = None
     blocking_copies = True
-    # Check for memory that the collator has pinned, and may reuse; and the last result.
+    # First: look for memory that the collator pinned and may reuse. Second: the last batch had such memory.
     _should_check_pinned = _is_collators_memory = False
     # Profiler hook; `id` is a no-op that costs no Python call.
     enter_section: Callable[[str], Any] = id
@@ -95,7 +95,7 @@ class PrefetchLoader(DataLoader):
     gradient_state: Any = None
     use_stateful_dataloader = False
     skip_batches = 0
-    # As in accelerate, the last batch of a stream is counted only if streams are dispatched.
+    # False with dispatch_batches=False: a stream's `remainder` is then not read from its last batch, as in accelerate.
     dispatches_streams = True
 
     def set_epoch(self, epoch: int) -> None:
@@ -138,7 +138,7 @@ class PrefetchLoader(DataLoader):
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
-            # A stream may have no length, and so no truth value.
+            # Not `or`, since the truth value of a stream without length raises an error.
             stream = self.dataset if self._dataset_read is None else self._dataset_read
             return stream.incomplete_global_batch_size()
         if (groups := find_length_groups(self)) is not None:
@@ -177,7 +177,7 @@ class PrefetchLoader(DataLoader):
         if self._has_ended(current is NO_BATCH, progress):
             return
         while current is not NO_BATCH:
-            # Moved or copied before the prefetch, since the collator may reuse its memory.
+            # Moved or copied before the prefetch, in which the collator may reuse the batch's memory.
             if self.dispatch is None and self.destination is not None:
                 current = self._move(current, self.destination)
             elif self.dispatch is not None and self.dispatch.reads:
@@ -224,7 +224,7 @@ class PrefetchLoader(DataLoader):
         self._dataset_read = self.dataset
         batches: Any = super().__iter__()
         if self._should_check_pinned:
-            # Checked before torch's iterator pins the batch itself.
+            # Checked in the collator, since torch's iterator pins the batch afterwards.
             fetcher = batches._dataset_fetcher
             fetcher.collate_fn = partial(self._collate_and_check, fetcher.collate_fn)
         return batches
@@ -303,7 +303,7 @@ LOADER_SETTINGS = (
 def prepare_loader(args: TrainingArguments, loader: DataLoader, settings: Any = None) -> DataLoader:
     """Return a PrefetchLoader over this process's shard of a loader's data, as accelerate does.
 
-    A PrefetchLoader is returned unchanged, and without sharding a loader of another class as well.
+    Without sharding only a plain DataLoader is replaced, and a PrefetchLoader never.
     """
     settings = args.accelerator_config if settings is None else settings
     shard, dispatches = find_shard(args, settings), getattr(settings, "dispatch_batches", None)

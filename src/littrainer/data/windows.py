@@ -50,11 +50,11 @@ class WindowLoader:
 
     Parameters:
         accumulation: micro-batches in a full window; may change between epochs.
-        draw_window: function of an iterator and a number that returns micro-batches and their label tokens.
-        should_stop: called after each micro-batch; the epoch ends early if it returns true.
+        draw_window: called with an iterator and a number; returns micro-batches and their label count.
+        should_stop: called after each micro-batch; True ends the epoch early.
         skipped_windows: (epoch, first micro-batch) of windows that are drawn and skipped.
-        is_length_of_training: `micro_batches_per_epoch` is the length of the training, so only the end of the data
-            completes the epoch.
+        has_unknown_epoch_length: the data is a stream without length, and `micro_batches_per_epoch` covers the whole
+            training, so only the end of the data completes an epoch.
 
     Attributes:
         micro_batches_read: micro-batches of the epoch that were yielded or skipped.
@@ -70,17 +70,17 @@ class WindowLoader:
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
         skipped_windows: Collection[tuple[int, int]] = (),
-        is_length_of_training: bool = False,
+        has_unknown_epoch_length: bool = False,
     ):
         self.loader = loader
         self.accumulation = accumulation
         self.set_epoch_length(micro_batches_per_epoch)
         self.draw_window = draw_window
         self.should_stop = should_stop
-        # A training sets `SpeedLog.enter`; the builtin `id` has no effect and is cheap.
+        # A training sets `SpeedLog.enter`; the default, the builtin `id`, is a cheap function without effect.
         self.enter_section: Callable[[str], Any] = id
         self.skipped_windows = skipped_windows
-        self.is_length_of_training = is_length_of_training
+        self.has_unknown_epoch_length = has_unknown_epoch_length
         self.progress = DataProgress(loader)
         self.epoch = 0
         self.micro_batches_read = 0
@@ -90,12 +90,12 @@ class WindowLoader:
         self._is_exhausted = False
 
     def __len__(self) -> int:
-        # Without a length Lightning prefetches a batch before training starts, which changes the random draws.
+        # Without a length Lightning would prefetch a batch before training starts, which changes the random draws.
         return self.micro_batches_per_epoch
 
     def set_epoch_length(self, micro_batches_per_epoch: int) -> None:
         self.micro_batches_per_epoch = micro_batches_per_epoch
-        # This number stays, as in transformers, even if a lower accumulation later leaves data unread.
+        # Fixed, as in transformers: if a callback lowers the accumulation, data is left unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // self.accumulation)
 
     def start_epoch(self, epoch: int) -> None:
@@ -111,8 +111,8 @@ class WindowLoader:
 
     @property
     def is_epoch_complete(self) -> bool:
-        is_at_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.is_length_of_training
-        # A prefetching loader detects the end of a stream with its last batch.
+        is_at_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.has_unknown_epoch_length
+        # A prefetching loader detects a stream's end when it yields the last batch.
         is_at_end = self.progress.is_exhausted and self.micro_batches_done == self._micro_batches_drawn
         return is_at_length or self._is_exhausted or is_at_end
 
@@ -136,13 +136,13 @@ class WindowLoader:
         last_window = self.micro_batches_per_epoch % accumulation or accumulation
         length = min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * accumulation + last_window)
         # The number of windows does not depend on how many micro-batches `draw_window` returns. Windows are counted
-        # from the epoch's first micro-batch or, if a resume has changed the size of micro-batches, from the first
-        # micro-batch of the new size (`offset`).
+        # from the epoch's first micro-batch or, if a resume has changed the layout, from the first micro-batch after it
+        # (`offset`).
         offset, fraction, epoch_length = 0, 0.0, self.micro_batches_per_epoch
         if change is not None:
             offset, length = change.window, epoch_length
-            # Rows trained before the change may not fill micro-batches of the new size, so the rest of the epoch is
-            # shared evenly among the remaining micro-batches.
+            # Rows trained before may not fill whole new micro-batches, so each remaining micro-batch counts as an equal
+            # fraction of the rest of the epoch.
             fraction = (1 - change.share) / max(length - change.batches, 1) if change.rows else 0.0
         resumed_at = count
         done_in_window = (count - offset) % accumulation
@@ -175,7 +175,7 @@ class WindowLoader:
                 )
                 if self.should_stop():
                     return
-        self._is_exhausted = count < length or not self.is_length_of_training
+        self._is_exhausted = count < length or not self.has_unknown_epoch_length
 
 
 def count_label_tokens(window: list[Any], loss_shifts_labels: bool) -> torch.Tensor | int | None:

@@ -44,16 +44,16 @@ class SampleLists:
     """Detector of lists with an entry for each sample, in nested outputs.
 
     Parameters:
-        is_certain: a list with as many entries as the batch has samples has an entry for each sample. If False, the
-            first batches of all processes decide: entries are layers if there are several and all leaves are scalars or
-            have a row for each sample, else samples.
-        join: batches are joined, so a batch that disproves the decision raises an error.
+        lists_are_samples: a list as long as the batch is a list of samples. If None, the first batches of all processes
+            decide: such a list is a list of layers if the batch has several samples and all leaves are scalars or have
+            a row for each sample, else of samples.
+        join: batches are joined, so a later batch that disproves the decision raises an error.
     """
 
-    def __init__(self, is_certain: bool, join: bool = True):
-        self.is_certain: bool | None = is_certain or None
+    def __init__(self, lists_are_samples: bool | None, join: bool = True):
+        self.lists_are_samples = lists_are_samples
         self.join = join
-        # Whether there were only lists of one entry with one row, which is a sample or a layer.
+        # Samples were assumed only because a batch had a single row; entries may be layers.
         self.is_guess = False
         self._had_layers = False
 
@@ -61,10 +61,10 @@ class SampleLists:
         """Return the outputs with each list of samples as a `SampleList`; a collective call in the first batch.
 
         Raises:
-            ValueError: a list has an entry for each sample, while that of the first batch had one for each layer.
+            ValueError: a list is a list of samples, but in the first batch it was taken for a list of layers.
         """
         has_lists = False
-        # For each list as long as the batch.
+        # For each list as long as the batch, True if its entries may be layers.
         are_layers: list[bool] = []
 
         def has_samples(entries: Any) -> bool:
@@ -73,30 +73,30 @@ class SampleLists:
             if not (is_record_tuple or isinstance(entries, list)):
                 return False
             has_lists = True
-            if self.is_certain or len(entries) != rows:
+            if self.lists_are_samples or len(entries) != rows:
                 return len(entries) == rows
             have_rows: list[bool] = []
             map_nested(lambda leaf: have_rows.append(np.shape(leaf)[:1] in ((), (rows,))), entries)
             are_layers.append(all(have_rows))
             return False
 
-        if self.is_certain is None or (not self.is_certain and self.join and self._had_layers):
+        if self.lists_are_samples is None or (not self.lists_are_samples and self.join and self._had_layers):
             map_nested(lambda leaf: leaf, value, has_samples)
-        if self.is_certain is None:
+        if self.lists_are_samples is None:
             found = not all(are_layers), rows == 1 and bool(are_layers)
             everywhere = all_gather_object(found) if has_lists else []
-            self.is_certain = any(map(any, everywhere))
-            self.is_guess = self.is_certain and not any(are_samples for are_samples, _ in everywhere)
+            self.lists_are_samples = any(map(any, everywhere))
+            self.is_guess = self.lists_are_samples and not any(are_samples for are_samples, _ in everywhere)
             self._had_layers = bool(are_layers)
-        if self.is_certain:
+        if self.lists_are_samples:
             return map_nested(
                 lambda leaf: SampleList(leaf) if isinstance(leaf, (list, tuple)) else leaf, value, has_samples
             )
         if self.join and self._had_layers and not all(are_layers):
             raise ValueError(
-                f"The model returns a list with an entry for each of the {rows} samples, and the first batch was taken "
-                "for one with an entry for each layer, since its entries had as many rows as samples. Set "
-                "per_device_eval_batch_size=1, or eval_do_concat_batches=False."
+                f"The model returns a list of {rows} samples, but in the first batch its list was taken for a list of "
+                "layers, since each entry had as many rows as the batch. Set per_device_eval_batch_size=1, or "
+                "eval_do_concat_batches=False."
             )
         return value
 
@@ -105,8 +105,8 @@ class BatchCollection:
     """Collection of outputs over the batches of an evaluation, on the device until `move_to_host()`.
 
     Parameters:
-        join: join the batches; else keep a list of them.
-        expected_rows: rows of all batches if known.
+        join: join the batches; else keep them in a list.
+        expected_rows: rows of all batches together, if known.
     """
 
     def __init__(self, join: bool = True, expected_rows: int | None = None):
@@ -116,7 +116,7 @@ class BatchCollection:
         self._waiting_bytes = 0
         self._joined: Any = None
         self._separate: list[Any] = []
-        # Structure of the batches, without rows, so that a batch with another structure fails at once.
+        # The batches' structure, with empty tensors, so that a batch with another structure fails at once.
         self._structure: Any = None
 
     def add(self, batch: Any) -> None:
@@ -158,7 +158,7 @@ class BatchCollection:
 
 
 class HostArrayBuilder:
-    """Host array of collected rows; second dimensions of unequal length are padded with -100.
+    """Host array of collected rows; pieces with a shorter second dimension are padded with -100.
 
     Parameters:
         expected_rows: number of rows to allocate; more or fewer may be written.
@@ -344,7 +344,10 @@ class OutputCollector:
             *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
         )
         self.sample_lists = BatchOutputs(
-            *(SampleLists(name != "predictions", args.eval_do_concat_batches) for name in BatchOutputs._fields)
+            *(
+                SampleLists(None if name == "predictions" else True, args.eval_do_concat_batches)
+                for name in BatchOutputs._fields
+            )
         )
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
@@ -368,7 +371,7 @@ class OutputCollector:
     ) -> BatchOutputs:
         """Add the loss to the exact mean, and return the outputs of a batch in this process; a collective call.
 
-        Outputs are padded along dimension 1 to the longest of all processes.
+        Outputs are padded along dimension 1 to the greatest length in any process.
 
         Parameters:
             samples: number of repetitions of the loss, which is the batch's weight in a mean over samples.
@@ -404,7 +407,7 @@ class OutputCollector:
         if not outputs.has_predictions_and_labels:
             return
         if model_parallel_rank(self.args) > 0:
-            # Processes with the same batch predict the same samples, so only the first of them counts the samples.
+            # Only the first of the processes with the same batch counts its samples.
             outputs = outputs.first_rows(0)
         elif rows is not None:
             size = find_batch_size(outputs.predictions) or 0
@@ -440,7 +443,7 @@ def _pad_to_longest(value: Any, sample_lists: SampleLists, rows: int | None) -> 
 
 
 def _join_layer(value: Any) -> Any:
-    """Return a list of samples that all have one row as a list of one layer, as transformers does."""
+    """If each sample has a single row, join the samples into a list of a single layer, as transformers does."""
     have_one_row: list[bool] = []
     if isinstance(value, SampleList):
         map_nested(lambda leaf: have_one_row.append(np.shape(leaf)[:1] in ((), (1,))), value)

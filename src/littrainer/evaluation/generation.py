@@ -101,7 +101,7 @@ def _read_config(source: str | os.PathLike[str], name: str) -> Any:
 
 
 def merge_generation_keywords(args: Any, call_keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call, with the arguments' defaults for None."""
+    """Return a call's keywords, with `generation_max_length` and `generation_num_beams` in place of None."""
     keywords = dict(call_keywords)
     length, beams = (getattr(args, name, None) for name in ("generation_max_length", "generation_num_beams"))
     if length is not None and keywords.get("max_length") is None and keywords.get("max_new_tokens") is None:
@@ -130,7 +130,7 @@ def needs_synced_gpus(model: nn.Module, world_size: int) -> bool:
 def generate_tokens(
     model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int, processing_class: Any
 ) -> torch.Tensor:
-    """Return the generated tokens, for a decoder-only model without the prompts."""
+    """Return the generated tokens, without the prompts of a decoder-only model."""
     if is_decoder_only(model):
         inputs = extract_prompts(inputs, lambda: find_padding_token(model, processing_class))
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in OPTIONAL_KEYWORDS}
@@ -150,9 +150,9 @@ def pad_tokens_and_labels(
     labels: torch.Tensor | None,
     pad: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Pad tokens and labels to the maximum length in the model's generation config, which includes prompts.
+    """Pad tokens and labels to the maximum length in the model's generation config.
 
-    Completions of a decoder-only model, and its labels, are not padded.
+    Nothing is padded for a decoder-only model, whose maximum includes the prompt.
     """
     if is_decoder_only(model):
         return tokens, labels
@@ -175,9 +175,9 @@ def drop_answer_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extract_prompts(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Mapping[str, Any]:
-    """Return a batch of a decoder-only model cut before the labels, if it has labels, and padded on the left.
+    """Return a decoder-only model's batch, with rows cut before their labels and padded on the left.
 
-    Rows whose labels are other tokens, or begin without -100, are not cut.
+    Rows are not cut if labels differ from tokens or leave no prompt.
     """
     ids, labels, mask = (inputs.get(name) for name in ("input_ids", "labels", "attention_mask"))
     parts = [part for part in (labels, mask) if part is not None]
@@ -203,8 +203,8 @@ def extract_prompts(inputs: Mapping[str, Any], padding: Callable[[], int]) -> Ma
 
 
 def _get_max_lengths(config: Any) -> tuple[int, ...]:
-    """Return `max_length`, and `max_new_tokens` with the first token."""
-    # Otherwise `generate` derives the settings from the model's config for each batch.
+    """Return `max_length`, and `max_new_tokens` + 1 (the start token)."""
+    # With `_from_model_config`, `generate` would derive the settings from the model's config for each batch.
     if config._from_model_config:
         config._from_model_config = False
     config.update(**config._get_default_generation_params(), defaults_only=True)

@@ -73,7 +73,7 @@ class EvaluationLoop(OutputCollector):
 
     def begin(self, model: Any) -> None:
         trainer, self.model = self.trainer, model
-        trainer.session.evaluated.clear()
+        trainer.session.eval_loss_terms.clear()
         for part in (trainer.model, trainer.optimizer):
             if callable(getattr(part, "eval", None)):
                 part.eval()
@@ -87,7 +87,7 @@ class EvaluationLoop(OutputCollector):
         logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
         logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
-            # A script's own functions may return probabilities; a second sigmoid would make each of them at least 0.5.
+            # A script's own functions may return probabilities, which a second sigmoid would raise to at least 0.5.
             has_raw_scores = trainer.preprocess_logits_for_metrics is None and not self.overrides_prediction_step
             self.streaming.begin(
                 trainer.args.device,
@@ -121,17 +121,17 @@ class EvaluationLoop(OutputCollector):
         rows = self.dataloader.samples_in_last_batch() if is_end else None
         trainer.accelerator.samples_in_last_batch = rows
         try:
-            # Before the step, which may remove labels.
+            # Computed before the step, which may remove labels.
             weight = self.get_batch_weight(batch)
-            # An overridden prediction_step may call compute_loss itself.
+            # Set here, since an overridden prediction_step may call compute_loss itself.
             trainer.session.needs_logits = not self.prediction_loss_only
             loss, logits, labels = trainer.prediction_step(
                 self.model, batch, self.prediction_loss_only, ignore_keys=self.ignore_keys
             )
             inputs = select_main_input(trainer.model, args.include_for_metrics, batch)
             inputs = None if inputs is None else self.move_input(inputs)
-            # The loss is repeated for each sample of a full batch, as in transformers; `gather_for_metrics` shortens
-            # the last batch. Batches grouped by length differ in size, so their own number of samples counts.
+            # As in transformers, the loss is repeated for each sample of a full batch; later, `gather_for_metrics`
+            # shortens the last batch. Batches grouped by length differ in size, so their own sizes are used.
             loss_rows = args.eval_batch_size if self.order is None else samples or 0
             outputs = self.make_outputs(batch, loss_rows, loss, weight, logits, labels, inputs)
             is_kept = self.streaming is None or self.is_prediction
@@ -150,7 +150,7 @@ class EvaluationLoop(OutputCollector):
         if not args.batch_eval_metrics or self.streaming is not None:
             self.move_to_host_if_due()
         elif trainer.compute_metrics is not None and gathered.has_predictions_and_labels:
-            # As in transformers, `inputs` is here the whole batch of this process.
+            # As in transformers, `inputs` is then the whole batch of this process.
             prediction = gathered._replace(inputs=batch).make_prediction(args.include_for_metrics)
             is_last = is_end or self.batches_done == self.max_batches
             self._batch_metrics = call_metric_function(trainer, prediction, compute_result=is_last)
@@ -181,7 +181,7 @@ class EvaluationLoop(OutputCollector):
             )
         outputs, metrics, mean_loss = self.results(self._batch_metrics if self.args.batch_eval_metrics else None)
         if trainer.args.log_loss_terms:
-            metrics = {**trainer.session.evaluated.take(trainer.args.device), **metrics}
+            metrics = {**trainer.session.eval_loss_terms.take(trainer.args.device), **metrics}
         if mean_loss is not None:
             metrics[prefix + "loss"] = mean_loss
         if trainer.model_preparation_time is not None:

@@ -36,7 +36,7 @@ def compute_loss(
     finally:
         session.needs_logits = needed_logits
     if trainer.args.log_loss_terms:
-        result = session.evaluated.add_loss_terms(result, find_batch_size(inputs) or 1)
+        result = session.eval_loss_terms.add_loss_terms(result, find_batch_size(inputs) or 1)
     return unpack_loss(result, type(trainer).__name__)
 
 
@@ -92,7 +92,7 @@ def extract_logits(
 
 
 def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:
-    """Raise a ValueError if no output has as many rows as the labels; the tokens of either may be flattened."""
+    """Raise a ValueError if no output has as many rows as the labels; either may have flattened tokens as rows."""
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
@@ -167,7 +167,7 @@ class ExactLossMean:
 
 
 def compute_sample_mean(losses: Any, filter_nonfinite: bool) -> float | None:
-    """Return the mean over samples; the filter excludes non-finite losses, unless all are non-finite."""
+    """Return the mean over samples; `filter_nonfinite` excludes non-finite losses, unless all are non-finite."""
     if losses is None:
         return None
     per_sample = np.concatenate(losses) if isinstance(losses, list) else losses

@@ -96,7 +96,7 @@ def guess_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     """Return a conversion that fits a batch's shapes; raise a ValueError if none does."""
     logits, labels = extract_scores(prediction.predictions), prediction.label_ids
     if facts.generates:
-        raise _make_unknown_error(prediction, "predict_with_generate makes the predictions generated tokens")
+        raise _make_unknown_error(prediction, "predict_with_generate gives generated tokens as predictions")
     if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
         raise _make_unknown_error(prediction, "they are not one tensor each")
     is_score, is_class = logits.is_floating_point(), not labels.is_floating_point()
@@ -112,8 +112,8 @@ def guess_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
         if facts.is_causal_lm is None:
             raise _make_unknown_error(
                 prediction,
-                "whether labels belong to their own position ('classification') or to the one before "
-                "('language_model') is not known of this model",
+                "whether this model compares labels with predictions at their own position ('classification') or at "
+                "the position before ('language_model') is not known",
             )
         return "language_model" if facts.is_causal_lm else "classification"
     if is_score and logits.shape == labels.shape:
@@ -151,7 +151,7 @@ def convert_batch(prediction: EvalPrediction, conversion: str | Callable[..., An
 
 
 def extract_scores(predictions: Any) -> Any:
-    """Return the logits, which are the first of several outputs."""
+    """Return the logits; of several outputs the first."""
     return predictions[0] if isinstance(predictions, (tuple, list)) and predictions else predictions
 
 
@@ -166,8 +166,8 @@ def _drop_ignored(predictions: torch.Tensor, labels: torch.Tensor) -> tuple[torc
 
 
 def _compute_probabilities(predictions: torch.Tensor) -> torch.Tensor:
-    # torchmetrics converts only batches with a score outside [0, 1] to probabilities, so that the raw scores of other
-    # batches would be taken for probabilities.
+    # torchmetrics applies softmax only to batches with a score outside [0, 1], and would take the raw scores of other
+    # batches for probabilities.
     scores = _to_float32(predictions)
     are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < MAX_SUM_ERROR).all()
     return torch.where(are_probabilities, scores, scores.softmax(dim=-1))
@@ -264,7 +264,7 @@ class StreamingMetrics:
         Raises:
             ValueError: no conversion fits, or a metric rejects the batch.
         """
-        # Batches without rows count too: a process without any rows has to take part in `compute`, a collective call.
+        # Batches without rows count too, since a process without rows has to take part in `compute`, a collective call.
         self.batches += 1
         if _has_rows(prediction.label_ids):
             for name, entry in self._entries.items():

@@ -43,7 +43,7 @@ HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-# Methods that Lightning calls on the module; if a script sets such a method on the instance, Lightning's loop runs.
+# Methods that Lightning calls on the module; if a script sets any of them on the instance, Lightning's loop is used.
 MODULE_HOOKS = (
     *HOOKS,
     "on_before_batch_transfer",
@@ -111,7 +111,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         )
 
     def _notify(self, hook: str, *args: Any) -> None:
-        """Call a hook of callbacks, then one that was set on the module instance, in Lightning's order."""
+        """Call a hook of the callbacks, and then of the module if set on its instance: Lightning's order."""
         pl_trainer, module, empty_hook = self.trainer, self._module, getattr(pl.Callback, hook)
         # The list is not copied, so that a callback that another callback adds is called too.
         for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         if self._is_fast and not self._module.__dict__.keys().isdisjoint(MODULE_HOOKS):
-            # Both loops share the iterator and the counters, so that the epoch continues in Lightning's loop.
+            # Lightning's loop continues the epoch, since both loops use the same iterator and counters.
             self._is_fast = False
         if not self._is_fast:
             super().advance(data_fetcher)
@@ -177,7 +177,7 @@ class FastEpochLoop(_TrainingEpochLoop):
             else:
                 outputs = self.manual_optimization.run(OrderedDict(batch=batch, batch_idx=batch_idx))
         except StopIteration as error:
-            # Lightning would take it for the end of the data.
+            # Lightning would take a StopIteration of user code for the end of the data.
             raise UserStopIteration from error
         total.processed += 1
         current.processed += 1
@@ -240,7 +240,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
         loss = module.step.forward_micro_batch(batch)
-        # Lightning calls on_before_zero_grad here; gradients are cleared after the optimizer step.
+        # Lightning calls on_before_zero_grad at this point; gradients are cleared only after the optimizer step.
         if is_zeroed:
             self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)

@@ -47,17 +47,17 @@ class _ValidationInsideFit(_EvaluationLoop):
         self.is_open = False
 
     def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
-        # Skips the hook in which callbacks read metrics, which are computed later.
+        # No call of `on_validation_end`, in which callbacks read metrics: these are computed later.
         self.trainer._logger_connector.reset_results()
 
 
 def evaluate_inside_fit(lightning_trainer: pl.Trainer, batches: Iterable[Any]) -> EndOfValidation:
     """Run Lightning's evaluation loop within a hook of fit.
 
-    Lightning validates inside fit only at intervals of micro-batches. So a new loop replaces fit's for one run.
+    Lightning's fit validates only at intervals of micro-batches, so a new loop replaces its validation loop meanwhile.
 
     Returns:
-        the caller of `on_validation_end`, for when the metrics are computed.
+        function that calls `on_validation_end`, to call when the metrics are computed.
     """
     loop = _ValidationInsideFit(
         lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
@@ -82,7 +82,7 @@ def evaluate_inside_fit(lightning_trainer: pl.Trainer, batches: Iterable[Any]) -
 
 
 def _restore_trained_weights(lightning_trainer: pl.Trainer) -> None:
-    # Training may continue after a signal.
+    # Training may continue after a signal that ended the evaluation.
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         if is_lightning_class(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
@@ -107,7 +107,7 @@ def _replace_val_loop(loop: _EvaluationLoop) -> Iterator[None]:
 
 
 def weaken_back_references(lightning_trainer: pl.Trainer) -> None:
-    """Make the parts of a finished `lightning.Trainer` refer to it weakly, so that it is freed with its last user."""
+    """Replace a finished `lightning.Trainer` in its parts by weak references, so that no cycle keeps it alive."""
     weak, visited = weakref.proxy(lightning_trainer), set()
     owned_parts = [lightning_trainer.strategy._lightning_module, lightning_trainer.progress_bar_callback]
     parts: list[Any] = [*vars(lightning_trainer).values(), *owned_parts]
@@ -193,7 +193,7 @@ def set_optimizer_step_count(lightning_trainer: pl.Trainer, optimizer_steps: int
 def skip_to_next_epoch(lightning_trainer: pl.Trainer) -> None:
     """Start the next epoch after a checkpoint from the end of an epoch.
 
-    Lightning misses the end if the length of the loader is unknown or has changed.
+    Lightning does not recognize that end if the loader's length is unknown or has changed.
     """
     fit_loop = lightning_trainer.fit_loop
     epochs, epoch_loop = fit_loop.epoch_progress, fit_loop.epoch_loop

@@ -30,7 +30,7 @@ from littrainer.callbacks.lightning_callbacks import (
 )
 from littrainer.callbacks.lightning_metrics import COUNTS, is_number
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.lightning_io import add_checkpoint_io, save_on_all_ranks
+from littrainer.checkpoint.lightning_io import add_checkpoint_io, make_strategy_save_on_all_ranks
 from littrainer.data.limits import LIMIT_KEYWORDS
 from littrainer.lightning_adapter.fast_training_loop import use_fast_loop
 from littrainer.lightning_adapter.lightning_internals import (
@@ -92,7 +92,7 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "inference_mode": "evaluation runs under no_grad",
 }
 ACCEPTED_KEYWORDS = frozenset(inspect.signature(pl.Trainer).parameters)
-# Never validates, but lets callbacks read metrics after evaluations.
+# Interval of epochs at which Lightning never validates, but lets callbacks read metrics of evaluations.
 NEVER_VALIDATE = 2**62
 # For streams, whose number of epochs is about sys.maxsize.
 NO_EPOCH_LIMIT = -1
@@ -145,9 +145,9 @@ def build_lightning_trainer(trainer: TrainerContext, run: TrainingRun | None) ->
         callbacks = _prepare_callbacks(callbacks, run, keywords)
         plugins, checkpoints = to_list(keywords.get("plugins")), trainer.session.checkpoints
         keywords["plugins"] = add_checkpoint_io(
-            plugins, trainer.model, checkpoints, lambda: run.trainer._build_saved_training()
+            plugins, trainer.model, checkpoints, lambda: run.trainer._build_save_request()
         )
-    # Required by such callbacks.
+    # Lightning refuses such callbacks if the keyword is False.
     for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if any(isinstance(callback, kind) for callback in callbacks):
             keywords[name] = True
@@ -212,7 +212,7 @@ def _construct(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Traine
                 f"lightning.Trainer refuses a keyword, one given as `lightning` or one that follows from the training "
                 f"arguments: {error}"
             ) from None
-    save_on_all_ranks(lightning_trainer.strategy)
+    make_strategy_save_on_all_ranks(lightning_trainer.strategy)
     disable_signal_handling(lightning_trainer)
     disable_auto_resume(lightning_trainer)
     return lightning_trainer

@@ -111,7 +111,7 @@ class TrainerModule(ClosureFirstModule):
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
-        # Callbacks that average weights copy the module; the copy shares the objects of the training.
+        # Callbacks that average weights deep-copy the module; its copy shares the training's objects.
         for shared in (self.run, self.step, self._optimizer, self._schedule, self.micro_batch, self.scaling):
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
@@ -197,7 +197,7 @@ class TrainerModule(ClosureFirstModule):
                 self.step.update(self._step_and_count, self._step_all_schedulers)
             return loss
         loss = self.step.forward_micro_batch(micro_batch)
-        # Lightning divides the loss by this number, and the Trainer has divided it already.
+        # Lightning divides the loss by this number; the Trainer has divided the loss already.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
@@ -346,7 +346,7 @@ class BeforeUserCallbacks(_Events):
     """The first callback: it restores states, and begins epochs and micro-batches."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        # Callbacks such as ThroughputMonitor read `enable_validation` in `setup`, so it is True here. `on_fit_start`
+        # Callbacks such as ThroughputMonitor read `enable_validation` in their `setup`, which follows. `on_fit_start`
         # sets it to False, since the Trainer evaluates during fit.
         set_validation_enabled(trainer, pl_module, has_validation=True)
 
@@ -362,7 +362,7 @@ class BeforeUserCallbacks(_Events):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Copy the model's weights into each weight average that no step has updated yet.
 
-        The averaging callbacks put the averages into the model afterwards.
+        Otherwise averaging callbacks, called next, would swap in an average that still has the initial weights.
         """
         sync_unstarted_average(trainer, pl_module)
 
@@ -390,7 +390,7 @@ class AfterUserCallbacks(_Events):
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take over a stop request that a checkpoint restored, since Lightning would not begin to train with it."""
+        """Take over a stop request that a checkpoint restored, with which Lightning would not begin to train."""
         self._note_stop(trainer, is_due=False)
 
     @convert_stop_iteration
@@ -398,7 +398,7 @@ class AfterUserCallbacks(_Events):
         self.run.begin()
         if self._is_stop_requested:
             self.run.step.trainer.control.should_training_stop = True
-        # Other stop requests, of Trainer callbacks, take effect after the first micro-batch, as in transformers.
+        # A Trainer callback's stop request takes effect after the first micro-batch, as in transformers.
         if self._is_stop_requested or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_requested(trainer)
 
@@ -422,7 +422,7 @@ class AfterUserCallbacks(_Events):
         self._stop_if_requested(trainer)
 
     def _note_stop(self, pl_trainer: pl.Trainer, is_due: bool = True) -> None:
-        # Lightning would stop after this micro-batch, within the window.
+        # With `should_stop`, Lightning would stop after this micro-batch, even within a window.
         if pl_trainer.should_stop:
             self._is_stop_requested = True
             pl_trainer.should_stop = False

@@ -53,13 +53,13 @@ class _ScaledPrecision(GradScalerMixin, _PassThroughPrecision):
 
 
 class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
-    """Lightning's mixed precision with autocast around the model's forward only, and gradients unscaled before
+    """Lightning's mixed precision, but with autocast only around the model's forward, and gradients unscaled before
     clipping.
     """
 
 
 class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
-    """The same for FSDP 1, whose strategy reads the dtype of gathered parameters here."""
+    """`ForwardMixedPrecision` for FSDP 1, whose strategy reads the dtypes from `mixed_precision_config`."""
 
     def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
         FSDPPrecision.__init__(self, precision)
@@ -96,7 +96,7 @@ class TrainerDeepSpeedPrecision(_PassThroughPrecision, DeepSpeedPrecision):
         self._optimizer = optimizer
         result = closure()
         self._after_closure(model, optimizer)
-        # Schedules check that their optimizer steps.
+        # No update, which the engine has made; schedules check that their optimizer steps.
         optimizer.step()
         return result
 

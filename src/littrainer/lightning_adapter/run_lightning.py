@@ -61,7 +61,7 @@ class LightningState:
             internals.weaken_back_references(self.trainer)
 
     def end_without_callbacks(self) -> None:
-        """Remove all callbacks before a rollback ends fit, since its exception is no error for `on_exception`."""
+        """Remove all callbacks before a rollback ends fit, so that no `on_exception` gets its exception."""
         lightning_trainer: Any = self.trainer
         lightning_trainer.callbacks = []
 
@@ -155,7 +155,7 @@ def evaluate(trainer: TrainerContext, evaluation: EvaluationLoop) -> None:
                 with name_failed_process("the evaluation"):
                     evaluation.run()
                 if running is not None:
-                    # Records an end that calls no callbacks, so that `round` still passes on stop requests.
+                    # An end without callbacks: `merge_evaluations` passes on stop requests only if there was an end.
                     state.deferred_validation_end.add(lambda is_monitoring: None)
             elif running is None:
                 _evaluate_with_lightning(trainer, evaluation)
@@ -203,7 +203,7 @@ def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop
                 lightning_trainer.validate(module, dataloaders=batches, verbose=False)
         _add_to_history(lightning_trainer)
     finally:
-        # Lightning keeps the stream, which would keep the evaluation's outputs alive.
+        # Lightning keeps a reference to the stream, which must not keep the evaluation's outputs alive.
         batches.evaluation = None
         weaken_back_references(lightning_trainer)
 
@@ -211,8 +211,8 @@ def _evaluate_with_lightning(trainer: TrainerContext, evaluation: EvaluationLoop
 class BatchStream:
     """The batches of an evaluation for Lightning's loops, with an unreachable length.
 
-    Without length Lightning prefetches, which changes random draws. With the loader's length it would stop before the
-    iterator ends, and the loader's code after its last batch would not run.
+    Without a length Lightning would prefetch, which changes random draws. With the loader's length Lightning would not
+    exhaust the iterator, so the loader's code after its last batch would not run.
     """
 
     UNREACHABLE_LENGTH = 2**40
@@ -228,7 +228,7 @@ class BatchStream:
 
 
 def shard_for_evaluation(trainer: TrainerContext) -> None:
-    """Shard an unsharded model outside of training, in a collective call."""
+    """Shard an unsharded model outside of training; a collective call."""
     name = strategy_name(trainer.args)
     is_running = trainer.session.lightning.module is not None
     if is_running or name not in SHARDING_STRATEGIES or is_sharded(trainer.model_wrapped):
@@ -247,11 +247,11 @@ def shard_for_evaluation(trainer: TrainerContext) -> None:
 
 @contextmanager
 def group_validations(trainer: TrainerContext) -> Iterator[None]:
-    """Group evaluations into a validation for callbacks that monitor metrics; time them, and use averaged weights."""
+    """Group evaluations into a validation for callbacks that monitor metrics; time it, and use averaged weights."""
     state = trainer.session.lightning
     with (
         trainer.session.speed.during("evaluation"),
-        state.deferred_validation_end.round(lambda: _propagate_stop(state.module, trainer.control)),
+        state.deferred_validation_end.merge_evaluations(lambda: _propagate_stop(state.module, trainer.control)),
         swap_in_weights_for("evaluate", state.module),
     ):
         yield

@@ -23,7 +23,7 @@ except ImportError as error:
 class AveragedWeights(WeightAveraging):
     """A callback that averages weights and buffers exponentially, for evaluations and checkpoints.
 
-    A checkpoint has the weights to save in the model's file, the others in the resume record.
+    A checkpoint has the weights to save (averaged or trained) in the model's file, the others in the resume record.
 
     Parameters:
         decay: weight of the old average.
@@ -45,10 +45,10 @@ class AveragedWeights(WeightAveraging):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if self._average_model is not None:
-            # Read at each step, which would synchronize the device.
+            # Kept on the host: Lightning reads it at each step, which would synchronize the device.
             self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
-    # The Trainer's evaluation swaps, around Lightning's validation.
+    # Disabled, since `swap_in_weights_for` swaps around the Trainer's evaluations.
     on_validation_epoch_start = pl.Callback.on_validation_epoch_start
     on_validation_epoch_end = pl.Callback.on_validation_epoch_end
 

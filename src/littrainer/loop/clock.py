@@ -61,8 +61,7 @@ class Clock(StepPolicy):
             setattr(control, flag, getattr(control, flag) or now >= due)
         if now >= self._end and not self.ended_training:
             self.ended_training = control.should_training_stop = True
-            # The last step saves and evaluates as the step `max_steps` does; an evaluation by epoch runs when the epoch
-            # ends.
+            # As at `max_steps`, the last step saves and evaluates; an evaluation by epoch runs at the end of the epoch.
             control.should_save = control.should_save or self._args.save_strategy != SaveStrategy.NO
             control.should_evaluate = control.should_evaluate or self._args.eval_strategy == IntervalStrategy.STEPS
             logger.warning("max_minutes=%g: training ends at optimizer step %d.", self._args.max_minutes, step)

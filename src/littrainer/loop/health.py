@@ -39,7 +39,7 @@ MAX_ROLLBACKS_PER_STEP = 10
 # Limit of unread numbers on the device, since each takes half a kilobyte of GPU memory.
 MAX_UNREAD = 16_384
 LABELS, LOSS, NORM = "labels", "loss", "norm"
-# Value of `Fault.first` for a spike, in which all numbers are finite.
+# `Fault.first` of a spike: no value is non-finite.
 SPIKE = "nothing"
 
 
@@ -49,7 +49,7 @@ class Fault(NamedTuple):
     Parameters:
         step: number of the optimizer step, from 1.
         epoch, micro_batch: epoch and number of its first micro-batch, from 0.
-        loss: first non-finite loss of a micro-batch, else the sum of all.
+        loss: the first micro-batch loss that is non-finite; if none is, the sum of the micro-batch losses.
         rows: indices of the rows in the dataset.
         first: description of the value that was non-finite first, or SPIKE.
     """
@@ -93,7 +93,7 @@ class _Reading(NamedTuple):
     epoch: int
     micro_batch: int
     value: float
-    # For a spike, the median of the norms before; None for all other values.
+    # For a spike, the median of the earlier norms; else None.
     exceeded_median: float | None = None
 
     @property
@@ -189,8 +189,8 @@ class HealthGuard(StepPolicy):
             return
         norms = [reading for reading in readings if reading.kind == NORM]
         bad = [norm for norm in norms if norm.is_bad]
-        # Norms are the same in all processes, so a bad norm brings all of them here, and they can gather their faults.
-        # A bad loss may be in a single process, which must not wait for the others.
+        # Norms are equal in all processes, so at a bad norm all processes get here, and can gather their faults. A bad
+        # loss may be in a single process, which must not wait for the others.
         can_gather = bool(bad) or stops
         if self._has_loss_scaling and not MIN_NORMS <= len(bad) == len(norms):
             bad = [norm for norm in bad if math.isfinite(norm.value)]
@@ -200,14 +200,14 @@ class HealthGuard(StepPolicy):
         is_of_weights = fault is None and checks_weights and not self._has_warned
         if is_of_weights:
             fault = self._make_weight_fault(readings)
-            # Without "stop" some processes may have warned before: they skip this block, so a gather would hang.
+            # Without "stop", processes that have warned before skip this block, so a gather would hang.
             fault = _select_first(all_gather_object(fault)) if stops else fault
         if fault is None:
             self._has_warned = False
         elif stops:
             raise self._make_error(fault, "on_nonfinite='stop' ends the training before a checkpoint contains this.")
         elif not self._has_warned:
-            # With damaged weights each following interval would warn again.
+            # Damaged weights would repeat the warning at each later check.
             self._has_warned = fault.first != SPIKE
             self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (can_gather or is_of_weights))
 
@@ -223,7 +223,7 @@ class HealthGuard(StepPolicy):
         return readings if self.spike_factor is None else [self._detect_spike(reading) for reading in readings]
 
     def _detect_spike(self, reading: _Reading) -> _Reading:
-        """Return the reading; if it is a spike, with the median of the norms before."""
+        """Return the reading; in a spike, set `exceeded_median` to the median of the earlier norms."""
         if self.spike_factor is None or reading.kind != NORM or not math.isfinite(reading.value):
             return reading
         median = statistics.median(self.recent_norms) if len(self.recent_norms) >= MIN_NORMS else math.inf
@@ -254,7 +254,7 @@ class HealthGuard(StepPolicy):
             first = self._find_nonfinite_data(readings, rows)
             if not first and weights_are_unchanged and bad_weights:
                 first = f"the weights ({bad_weights})"
-            # Weights that are nan by now may have been nan in this step already.
+            # Weights that are non-finite now may have been non-finite in this step already.
             suspects = ("the loss", "the data" * (rows is None), "the weights" * bool(bad_weights))
             first = first or (" or ".join(filter(None, suspects)) if bad else "the gradients")
             norm_text = "" if norm is None else f" and the gradient norm {norm.value:.4g}"
@@ -314,7 +314,7 @@ class HealthGuard(StepPolicy):
 
 
 class SkippingHealthGuard(HealthGuard):
-    """A guard that reads the norm at each optimizer step, before weights change, and skips bad steps."""
+    """A guard that reads the norm at each optimizer step, before the weights change, and skips bad steps."""
 
     def on_window_begin(self) -> None:
         """Copy the buffers that forward passes change."""
@@ -343,11 +343,14 @@ class SkippingHealthGuard(HealthGuard):
         self._warn(f"on_nonfinite='skip' leaves out this optimizer step. {fault.text}")
         return True
 
-    def prepare_rollback(self, fault: Fault, remaining_steps: int) -> str:
+    def prepare_rollback(self, fault: Fault, max_steps_without_window: int) -> str:
         """Skip the window of a fault from now on, and return the folder of the checkpoint to continue from.
 
+        Parameters:
+            max_steps_without_window: length of the training if it skips the window.
+
         Raises:
-            UnhealthyTrainingError: there is no checkpoint, no step remains, or MAX_ROLLBACKS_PER_STEP rollbacks at this
+            UnhealthyTrainingError: there is no checkpoint, no other window, or MAX_ROLLBACKS_PER_STEP rollbacks at this
                 step did not help.
         """
         checkpoints = _list_checkpoints(self._run_dir).items()
@@ -358,7 +361,7 @@ class SkippingHealthGuard(HealthGuard):
         folder = broadcast_object(folder)
         if folder is None:
             raise self._make_error(fault, "on_nonfinite='rollback' has nowhere to go back to.")
-        if remaining_steps <= 0:
+        if max_steps_without_window <= 0:
             action = "on_nonfinite='rollback' has left out all other batches, so nothing is trained."
             raise self._make_error(fault, action)
         self.rollback_counts[fault.step] += 1

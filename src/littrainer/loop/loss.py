@@ -41,8 +41,8 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # Whether losses are already divided by the window's label tokens; None means yes if the model or the loss function
-    # takes `num_items_in_batch`.
+    # True if losses are already divided by the window's label tokens. None means True if the model or the loss function
+    # takes `num_items_in_batch`, else False.
     loss_is_scaled_for_ga: bool | None
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool
@@ -96,10 +96,9 @@ def compute_loss_and_outputs(
             logger.warning("compute_loss_func is called with labels=None: the batch has no %s.", names)
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     loss = _extract_loss(settings, outputs, model, inputs)
-    # The outputs' losses are added up over processes that share rows; a model may return no further terms there.
+    # With sequence parallelism only the outputs' loss is summed over processes, and outputs have no further loss terms.
     if smoothed is not None and settings._get_batch_copies() == 1:
-        # A smoother leaves out the model's further terms; `0 * loss` gives the outputs the gradient that DDP and FSDP
-        # wait for.
+        # Auxiliary loss terms are left out, as by a smoother; `0 * loss` keeps them in the graph, as DDP and FSDP need.
         return smoothed + 0 * loss, outputs
     return reduction.weight(loss, inputs, num_items_in_batch) if is_weighted else loss, outputs
 
@@ -196,7 +195,7 @@ def scale_for_accumulation(
 
 
 def reduces_to_micro_batch_mean(settings: Any) -> bool:
-    """Return whether a script's compute_loss or training_step without `num_items_in_batch` computes the loss."""
+    """Return whether the loss comes from a compute_loss or training_step that takes no `num_items_in_batch`."""
     # `is True`, since mocks have every attribute.
     return (
         getattr(getattr(settings, "compute_loss", None), MICRO_BATCH_MEAN_MARK, None) is True
@@ -242,7 +241,7 @@ def scale_for_gradient_mean(
 ) -> torch.Tensor:
     """Multiply the loss in place by the number of data-parallel processes, if it is divided by the tokens of all.
 
-    DDP averages gradients over the processes, but those of such losses have to be added up.
+    DDP averages gradients over the processes, while gradients of such losses have to be summed.
     """
     accepts_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     accepts_number = accepts_number or settings._loss_reduction.is_exact
@@ -264,8 +263,8 @@ class HostValues:
 
     def prefetch(self, values: Sequence[Any]) -> None:
         """Replace the cache, in a single transfer."""
-        # Float64 tensors are left out, since the transfer is in float32, and so are tensors of inference mode, which
-        # have no version that would show a change in place.
+        # Float64 tensors are left out, since the transfer is in float32, and inference tensors, since they have no
+        # version, which would show in-place changes.
         tensors = [value for value in values if type(value) is torch.Tensor and value.dtype is not torch.float64]
         tensors = [tensor for tensor in tensors if tensor.numel() == 1 and not tensor.is_inference()]
         self._read = {}
@@ -291,7 +290,7 @@ class HostValues:
         for value in values:
             if isinstance(value, torch.Tensor):
                 entry = self._read.get(id(value))
-                # Tensors of inference mode have no version, and are never cached.
+                # Inference tensors, which have no version, are never cached.
                 if entry is None or entry[1] != value._version:
                     self.prefetch(values)
                     break
@@ -366,7 +365,7 @@ class RunningLoss:
         elif loss.numel() == 1:
             add_to_running_loss(self._sum, loss_copy, steps_since_logging, filter_non_finite)
         else:
-            # The type that torch's backward pass would raise.
+            # The error class that torch's backward would raise.
             raise RuntimeError(
                 f"The loss has the shape {tuple(loss.shape)}, and has to be one number: take its mean, as "
                 "reduction='mean' and loss.mean() do, in forward, compute_loss or compute_loss_func."

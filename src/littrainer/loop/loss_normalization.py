@@ -59,7 +59,7 @@ class LossReduction:
     label_name: str = "labels"
 
     def counts(self, inputs: Any) -> torch.Tensor:
-        """Return the samples or labels of each row."""
+        """Count the samples or labels of each row."""
         labels, tokens = inputs.get(self.label_name), inputs.get("input_ids")
         if not isinstance(labels, torch.Tensor) or not labels.dim():
             tensors = (value for value in inputs.values() if isinstance(value, torch.Tensor) and value.dim())
@@ -89,8 +89,8 @@ def detect_loss_reduction(
 ) -> LossReduction:
     """Detect how the model reduces its loss, and warn if it depends on the layout of the batch.
 
-    Forward passes are run only if signatures and types do not suffice; an overridden `compute_loss` is probed
-    only under "exact", for a mean.
+    Forward passes are run only if signatures and types do not suffice. An overridden `compute_loss` is tested only with
+    loss_normalization="exact", and only for a mean.
 
     Raises:
         ValueError: an overridden `compute_loss` takes `num_items_in_batch` and returns the mean of its micro-batch.

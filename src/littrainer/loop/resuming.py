@@ -50,8 +50,8 @@ CURRENT_ARGUMENTS = (
     *("pack_to_length", "dataloader_drop_last", "dataloader_num_workers", "bf16", "fp16"),
 )
 COUNTED = (
-    " The trained rows are unknown, so training continues after the same number of optimizer steps of the new size, "
-    "and rows may be trained twice or left out."
+    " The trained rows are unknown: training continues as if all optimizer steps had had the new size, so rows may be "
+    "trained twice or left out."
 )
 
 
@@ -60,7 +60,7 @@ class TrainingSizes:
     """Arguments and sizes of a training, to record at a save or to compare at a resume.
 
     Parameters:
-        state: the checkpoint's, or at a save the current state.
+        state: at a save the current state, at a resume the checkpoint's.
         train_batch_size: samples in a micro-batch of this process.
     """
 
@@ -100,11 +100,11 @@ def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     record = _load_record(folder / RESUME_RECORD_NAME)
     if record is None:
         return None
-    # All processes resume from this data if their number has changed, since an epoch has the same order in all.
+    # If the number of processes has changed, all resume from rank 0's data, since an epoch's order is the same in all.
     record["data_of_first"] = record["data"]
     if record.get("rank", 0) != rank:
         local = _load_record(folder / resume_record_name(rank)) if rank else None
-        # The rows are those of the first process's record, which counts the rows of all processes.
+        # Rank 0's record counts the rows of all processes.
         record["data"] = local and local["data"] and {**local["data"], "rows": record["data"].get("rows")}
     return record
 
@@ -123,14 +123,14 @@ def _load_record(path: Path) -> dict[str, Any] | None:
 
 
 def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader: Any) -> DataPosition:
-    """Return the record's position, adapted to the current sizes, or the position that transformers counts.
+    """Return the record's position, adapted to the current sizes; if unknown, the position that transformers computes.
 
-    With a record an epoch continues after the rows that were trained, even with other batch sizes or processes.
+    With a record an epoch continues after the trained rows, even with other batch sizes or another number of processes.
 
     Raises:
         UnequalData: the remaining rows do not give all processes equally many batches.
     """
-    default = count_position(training)
+    default = compute_position_from_steps(training)
     sizes, saved_sizes = training.sizes, (record or {}).get("sizes", {})
     # Older records have no "tokens".
     is_other_kind = any(sizes[name] != saved_sizes.get(name) for name in ("is_endless", "tokens"))
@@ -142,7 +142,7 @@ def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader
         return replace(position, surplus_steps=record.get("steps_ahead", 0))
     if "world_size" in changed:
         data = record["data_of_first"]
-    # With another number of samples and of micro-batches the order may differ, so the trained rows are unknown.
+    # If the number of samples and another size have changed, the order may differ: the trained rows are unknown.
     if "num_examples" in changed or data is None:
         return default
     number = "the" if data.get("rows") is None else f"the {sum(data['rows'])}"
@@ -152,8 +152,8 @@ def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader
         names = ("generators", "order_seed", "order_is_kept")
         moved = replace(position, data={name: data[name] for name in names if name in data})
         description = f"at the first row of epoch {position.epoch + position.epoch_end_is_due}"
-    # A changed accumulation keeps the micro-batches, unless a rebalancing sampler forms them from the rows of each
-    # optimizer step.
+    # Micro-batches stay the same if only the accumulation has changed, unless a rebalancing sampler forms them from the
+    # rows of each optimizer step.
     elif changed == {"accumulation"} and not is_a(getattr(loader, "batch_sampler", None), "rebalancing sampler"):
         change = replace(position.layout_change or LayoutChange(), window=position.micro_batches)
         moved = replace(position, data={**data, "layout_change": asdict(change)})
@@ -200,7 +200,7 @@ def _count_surplus_steps(position: DataPosition, training: TrainingSizes) -> int
     return training.state.global_step + remaining_steps - (position.epoch + 1) * plan.optimizer_steps_per_epoch
 
 
-def count_position(training: TrainingSizes) -> DataPosition:
+def compute_position_from_steps(training: TrainingSizes) -> DataPosition:
     """Return the position that transformers computes from the optimizer steps."""
     args = training.args
     epoch, steps_into_epoch = divmod(training.state.global_step, training.plan.optimizer_steps_per_epoch)
@@ -238,7 +238,7 @@ def _compare_arguments(record: dict[str, Any] | None, training: TrainingSizes) -
             interval = math.ceil(current[name] * training.plan.max_steps) if current[name] < 1 else current[name]
             compared[name] = interval, getattr(state, name), TRAINER_STATE_NAME
     if state.train_batch_size is not None:
-        # The size in use is compared, since a resume uses the result of `auto_find_batch_size` again.
+        # Compared by the size in use, since a resume reuses the result of `auto_find_batch_size`.
         size = training.train_batch_size
         compared["per_device_train_batch_size"] = size, state.train_batch_size, TRAINER_STATE_NAME
     return [

@@ -36,7 +36,7 @@ from littrainer.loop.resuming import (
     read_resume_record,
     warn_of_differences,
 )
-from littrainer.loop.step import TrainingStep
+from littrainer.loop.step import StepRunner
 from littrainer.model.traversal import clear_gradients, list_parameters
 from littrainer.optim.parameter_groups import RequestedHyperparameters, have_hyperparameters_changed
 from littrainer.optim.schedules import cover_added_groups, set_schedule_step
@@ -71,7 +71,7 @@ class TrainingRun:
         self._checkpoint_name = None if checkpoint is None else str(checkpoint)
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
-        self.step = TrainingStep(self)
+        self.step = StepRunner(self)
         # A rollback keeps the original start time.
         self.start_time = trainer.session.run.start_time if self.step.health.rollback_counts else time.time()
         accumulation = trainer.args.gradient_accumulation_steps
@@ -82,20 +82,19 @@ class TrainingRun:
             draw_window=self.step.draw,
             should_stop=self.step.should_end_epoch,
             skipped_windows=self.step.health.skipped_windows,
-            is_length_of_training=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
+            has_unknown_epoch_length=plan.is_endless and plan.micro_batches_per_epoch >= plan.max_steps * accumulation,
         )
         self.windows.enter_section = self.step.speed.enter
         self.first_epoch = 0
         self.epoch = 0
         self.is_between_epochs = True
-        self.record: dict[str, Any] | None = None
+        self.loaded_record: dict[str, Any] | None = None
         self.resumed_at: DataPosition | None = None
         self.epoch_end_is_due = False
         self._restores_before_epoch = False
         self._micro_batches_to_skip = 0
         self.evaluation_due: dict[str, bool] | None = None
-        # RNG states from which the first step continues, if the resume ran an evaluation or epoch end that was pending
-        # in the checkpoint.
+        # RNG states for the first step, if the resume first ran the checkpoint's pending evaluation or epoch end.
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.session.optimization.is_schedule_overridden = False
@@ -151,22 +150,22 @@ class TrainingRun:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
         self.evaluation_due = pop_interrupted_evaluation(trainer.state)
-        self.record = read_resume_record(checkpoint, trainer.args.process_index)
+        self.loaded_record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
         training = TrainingSizes(trainer.args, trainer.state, plan, size)
         loader = self.windows.loader
-        position = self.resumed_at = find_position(self.record, training, loader)
+        position = self.resumed_at = find_position(self.loaded_record, training, loader)
         # A search changes arguments on purpose; a rollback would repeat the warning.
         if self.trial is None and not self.step.health.rollback_counts:
-            warn_of_differences(checkpoint, self.record, training, position, loader)
+            warn_of_differences(checkpoint, self.loaded_record, training, position, loader)
         self.surplus_steps = position.surplus_steps
         self._has_layout_changed = position.description is not None
         self.plan = plan.add_surplus_steps(self.surplus_steps, trainer.args)
-        if self.record is not None and self._has_layout_changed:
-            self.record["data"] = position.data
+        if self.loaded_record is not None and self._has_layout_changed:
+            self.loaded_record["data"] = position.data
         is_same_data = position.data is not None and not self._has_layout_changed
         for policy in self.step.policies["resume"]:
-            policy.resume(self.record or {}, is_same_data)
+            policy.resume(self.loaded_record or {}, is_same_data)
         self.first_epoch = self.epoch = position.epoch
         if position.epoch_end_is_due:
             self.first_epoch += 1
@@ -198,7 +197,7 @@ class TrainingRun:
         training = TrainingSizes(trainer.args, trainer.state, self.plan, trainer.session.train_batch_size)
         if self.resumed_at is not None:
             # No epoch has begun since the resume.
-            data = (self.record or {}).get("data")
+            data = (self.loaded_record or {}).get("data")
         else:
             is_over = position.epoch_end_is_due or not position.micro_batches
             data = self.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
@@ -230,7 +229,7 @@ class TrainingRun:
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
             set_rng_states(self._random_states)
-        elif self.record is None or self.record["sizes"]["world_size"] == self.trainer.args.world_size:
+        elif self.loaded_record is None or self.loaded_record["sizes"]["world_size"] == self.trainer.args.world_size:
             self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
@@ -264,7 +263,9 @@ class TrainingRun:
 
     def restore_lightning_callbacks(self) -> None:
         if self.checkpoint is not None:
-            restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
+            restore_lightning_callbacks(
+                self.trainer.lightning_module, self.trainer.state.global_step, self.loaded_record
+            )
 
     def load_optimizer_and_schedule(self) -> None:
         """Restore optimizer, schedule and scaler."""
@@ -277,12 +278,13 @@ class TrainingRun:
             trainer._load_optimizer_and_scheduler(self._checkpoint_name)
             trainer._load_scaler(self._checkpoint_name)
             if requested is not None:
-                saved_rate = (self.record or {}).get("arguments", {}).get("learning_rate")
+                saved_rate = (self.loaded_record or {}).get("arguments", {}).get("learning_rate")
                 requested.apply_to(trainer.optimizer, trainer.lr_scheduler, saved_rate, trainer.args.learning_rate)
         if self._has_layout_changed:
             set_schedule_step(trainer.lr_scheduler, trainer.state.global_step - self._schedule_offset)
-        if (self.record or {}).get("schedule_is_replaced"):
-            # Callbacks replace the schedule again, which changes the rates; `update_replaced_schedule` restores them.
+        if (self.loaded_record or {}).get("schedule_is_replaced"):
+            # Callbacks will replace the schedule again, which changes the rates; `update_replaced_schedule` then
+            # restores the rates.
             self._rates_to_restore = [group["lr"] for group in trainer.optimizer.param_groups]
 
     def begin(self) -> None:
@@ -308,7 +310,7 @@ class TrainingRun:
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
-                # The training that wrote the checkpoint already ran this callback, which reports to Ray.
+                # The callback reports to Ray, which has this report from the training that wrote the checkpoint.
                 self.step.on_step_done = None
             self.step.run_step_done_callback()
         if self.evaluation_due is not None:
@@ -319,12 +321,12 @@ class TrainingRun:
         if trainer.args.on_nonfinite == "rollback" and self.checkpoint is None:
             trainer.control.should_save = True
             self.step.log_evaluate_save()
-        # A failed attempt with larger micro-batches may not have released the guard.
+        # An attempt that ran out of memory (auto_find_batch_size) may still hold the guard.
         trainer.update_guard.release()
         trainer.preemption.start()
 
     def _rerun_evaluation(self, switches: dict[str, bool]) -> None:
-        # The evaluation draws its random numbers before the next step, as in an uninterrupted training.
+        # The evaluation starts from the checkpoint's RNG states, and the first step from the states after it.
         self._restore_random_states()
         for name, value in switches.items():
             setattr(self.trainer.control, name, value)
@@ -332,7 +334,7 @@ class TrainingRun:
         self._random_states = get_rng_states()
 
     def _finish_interrupted_epoch(self) -> None:
-        # The checkpoint was written at the last step of an epoch, before on_epoch_end.
+        # The checkpoint was written at an epoch's last step, before on_epoch_end.
         trainer = self.trainer
         self._restore_random_states()
         trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
@@ -349,8 +351,7 @@ class TrainingRun:
 
     @property
     def _schedule_offset(self) -> int:
-        # Length and step of the schedule exclude surplus steps, so that it follows the trained rows, unless `max_steps`
-        # gives the length.
+        # Without `max_steps`, the schedule's length and step exclude surplus steps, to follow the trained rows.
         return 0 if self.plan.is_endless or self.trainer.args.max_steps >= 0 else self.surplus_steps
 
     def begin_without_steps(self) -> None:
@@ -396,7 +397,7 @@ class TrainingRun:
             self._rates_to_restore = None
 
     def pop_skipped_micro_batches(self) -> int:
-        """Return how many micro-batches the resumed epoch had before the resume; 0 at later calls."""
+        """Return the number of micro-batches that the resumed epoch skips; 0 at later calls."""
         skipped, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
         return skipped
 
@@ -419,7 +420,7 @@ class TrainingRun:
             )
             control.should_training_stop = True
         self.is_between_epochs = True
-        # Still set if the resumed epoch had no batches left.
+        # `pop_skipped_micro_batches` was not called if the resumed epoch had no batches left.
         self._micro_batches_to_skip = 0
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.sync_signal()

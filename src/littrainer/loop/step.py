@@ -50,15 +50,15 @@ class RunContext(Protocol):
     def folder(self) -> str: ...
 
 
-class TrainingStep:
+class StepRunner:
     """Runner of all micro-batches and optimizer steps of a training.
 
     Attributes:
         grad_norm, learning_rate: values of the last optimizer step; None before the first step of an epoch.
         evaluated_step: the optimizer step of the last evaluation.
-        clock: policy that sets control flags by minutes and request files; None in all processes but the first.
+        clock: policy for save_minutes, eval_minutes, max_minutes, SAVE and STOP files; None except on rank 0.
         policies: for each method of `StepPolicy`, the policies that override it.
-        on_step_done: callback to run once, after the next step that logs, evaluates or saves.
+        on_step_done: callback to run once, at the end of the next step that logs, evaluates or saves.
     """
 
     run = weak_property("_run")
@@ -127,7 +127,7 @@ class TrainingStep:
     def forward_micro_batch(self, micro_batch: MicroBatch, by_training_step: bool = False) -> torch.Tensor:
         """Run the forward pass, and return the scaled loss.
 
-        Under `auto_micro_batch` and in an overridden `training_step` the backward pass is run too.
+        With `auto_micro_batch` or an overridden `training_step`, run the backward pass too.
 
         Parameters:
             by_training_step: call the overridden `training_step`.
@@ -154,8 +154,8 @@ class TrainingStep:
         step, epoch, _ = self._window_position
         self.health.unread.append((LOSS, step, epoch, self.run.windows.micro_batches_read - 1, loss_copy))
         speed.enter("backward")
-        # accelerate divides the loss by the gradient_accumulation_steps that a script sets on `trainer.accelerator`, so
-        # this line does too. An overridden training_step calls `accelerator.backward`, which divides already.
+        # As in accelerate, the loss is divided by the gradient_accumulation_steps that a script set on
+        # `trainer.accelerator`. An overridden training_step calls `accelerator.backward`, which divides already.
         steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         return loss if steps == 1 or by_training_step else loss / steps
 
@@ -202,8 +202,8 @@ class TrainingStep:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self.sync_control_flags(STOPPING_FLAGS)
             return
-        clear_gradients(trainer.model, trainer.session.clipped)
-        trainer.session.clipped = None
+        clear_gradients(trainer.model, trainer.session.clipped_parameters)
+        trainer.session.clipped_parameters = None
         trainer.state.global_step += 1
         self.run.windows.count_optimizer_step()
         trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
@@ -219,7 +219,7 @@ class TrainingStep:
         self.log_evaluate_save()
 
     def request_last_evaluation(self, is_epoch_end: bool) -> None:
-        """Raise the flag of an evaluation for `eval_at_end`, unless the last step was evaluated."""
+        """Set the flag of an evaluation for `eval_at_end`, unless the last step was evaluated."""
         args, is_evaluated = self.trainer.args, self.evaluated_step == self.trainer.state.global_step
         # If evaluations or saves go by epoch, the request waits for the end of the epoch.
         is_deferred = not is_epoch_end and IntervalStrategy.EPOCH in (args.eval_strategy, args.save_strategy)
@@ -234,7 +234,7 @@ class TrainingStep:
             is_written = self._flags.sync(self.trainer.control, flags, is_written)
         if is_written and pending is not None and flags is CONTROL_FLAGS:
             self.trainer.session.checkpoints.wait()
-            # Callbacks of the save may have raised flags.
+            # Callbacks of the save may have set flags.
             self.sync_control_flags(flags)
 
     def log_evaluate_save(self) -> None:
@@ -242,7 +242,7 @@ class TrainingStep:
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
         is_due = calls_events or trainer.preemption.stop_signal is not None
-        # Most steps return here. A script's own `_maybe_log_save_evaluate` is called at each step, as in transformers.
+        # Most steps end here. An overridden `_maybe_log_save_evaluate` is called at each step, as in transformers.
         if not (is_due or self._overrides_log_save_evaluate):
             return
         loss = trainer.session.loss

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class StepPolicy:
     """Base class of policies, whose methods are called during each optimizer step, in the order below.
 
-    Only overridden methods are called. `record` and `resume` belong to no step: they store and restore a policy's state
-    for a resumed training.
+    Only overridden methods are called. `record` and `resume` are not called during steps: saves and resumes call them,
+    to store and restore a policy's state.
 
     Attributes:
         next_step_end: earliest `time.monotonic()` at which `on_step_end` is called.
@@ -31,7 +31,7 @@ class StepPolicy:
     def forward_and_backward(
         self, micro_batch: MicroBatch, forward: Callable[[Any, Any, Any], torch.Tensor]
     ) -> torch.Tensor:
-        """Run forward and backward pass of a micro-batch in place of the loop, and return its loss."""
+        """Run forward and backward pass of a micro-batch, which the loop then does not run, and return the loss."""
         raise NotImplementedError
 
     def should_skip_step(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-# A number of micro-batches means the same rows only while these sizes are unchanged.
+# Sizes that must be unchanged for a number of micro-batches to mean the same rows.
 SIZES = {
     "micro_batch": "samples per micro-batch",
     "accumulation": "micro-batches per optimizer step",
@@ -21,10 +21,10 @@ class LayoutChange:
     """Part of an epoch that was trained with another layout: batch size, accumulation and number of processes.
 
     Parameters:
-        rows: number of rows trained before, by stream shard; empty if only the accumulation changed.
-        batches: number of micro-batches of the new size that these rows are counted as.
-        window: index of the epoch's micro-batch that begins the first optimizer step after the change.
-        share: fraction of the epoch trained before.
+        rows: number of rows trained before the change, by stream shard; empty if only the accumulation changed.
+        batches: number of micro-batches of the new size as which these rows are counted.
+        window: index in the epoch of the micro-batch that begins the first optimizer step after the change.
+        share: fraction of the epoch trained before the change.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class DataPosition:
 
     @property
     def batches_to_skip(self) -> int:
-        """Micro-batches to skip; rows trained with another layout are not among them, and are skipped before."""
+        """Micro-batches to skip after the rows that were trained with another layout."""
         return self.micro_batches - (0 if self.layout_change is None else self.layout_change.batches)
 
 

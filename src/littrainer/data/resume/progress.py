@@ -1,8 +1,8 @@
 """Progress in the training data, with the states from which a later training continues exactly.
 
-The order of an epoch and the draws of workers follow from the generator states at its beginning. The prefetched batch
-is read but not trained; a resume reads it again, so the states before it are stored too. If batch sizes have changed,
-trained rows are skipped.
+An epoch's order and its workers' draws follow from the generator states at its beginning. At a save the prefetched
+batch is read but not trained, and a resume reads it again, so the states before it are stored too. If batch sizes have
+changed, a resume skips the trained rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from littrainer.distributed.collectives import is_distributed
 
 logger = logging.getLogger(__name__)
 
-# Class in `datasets` whose state lacks the samples in the buffer, and the attributes in which it is nested.
+# Class in `datasets` whose state lacks the buffer's samples, and attributes of datasets that may contain instances.
 SHUFFLE_BUFFER = "BufferShuffledExamplesIterable"
 NESTED_ITERABLES = ("_ex_iterable", "ex_iterable", "ex_iterables")
 # Sampler attributes that determine the order.
@@ -60,7 +60,8 @@ NUM_WATCHED_BATCHES = 4
 def find_stateful_stream(loader: Any) -> Any:
     """Return a loader's dataset if its `state_dict` is complete, else None.
 
-    Workers read copies of the dataset, whose states are not returned; a shuffle buffer's state lacks its samples.
+    The state is incomplete if workers read the dataset, since they read copies, or if a buffer shuffles the samples,
+    since the state lacks the buffer.
     """
     dataset = getattr(loader, "dataset", None)
     is_read_here = isinstance(loader, DataLoader) and isinstance(dataset, IterableDataset) and not loader.num_workers
@@ -152,7 +153,7 @@ class DataProgress:
                 "generators": get_generator_states(loader),
                 "workers_at_start": dict(self.workers.latest) if is_persistent else {},
             }
-        # An interrupt within a step leaves batches that are read but not trained.
+        # An interrupt within a step leaves drawn batches untrained.
         is_at_step_end = batches_done == self._batches_drawn
         dispatch, stream = self._dispatch, self._stream if is_at_step_end else None
         if self._change is not None:
@@ -167,7 +168,7 @@ class DataProgress:
             "epoch_start": None if self._epoch_start is None else encode_rng_states(self._epoch_start),
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
-            # Generators outside `_followed` did not advance while reading, so their current states are stored.
+            # Reading does not advance generators outside `_followed`, so their current states are stored.
             "before_ahead": None if before is None else encode_rng_states({**get_rng_states(gpu=False), **before}),
             "stream": None if stream is None else self._drop_unstorable(stream, self._stream_before_prefetch),
             "workers": self._workers_before_prefetch if is_at_step_end else {},
@@ -197,7 +198,7 @@ class DataProgress:
         size, shards = global_batch_size(loader), range(count_stream_shards(loader))
         if size is None:
             return None
-        # Batches that the reader reads for one global batch.
+        # Batches that rank 0 reads for each global batch.
         units = 1 if dispatch is None else dispatch.batches_per_global_batch
         batches = (batches_done - change.batches) * units
         # Workers take turns: worker i of n gives batches i, i + n, ...
@@ -229,7 +230,7 @@ class DataProgress:
 
     def _iterate_unprefetched(self, loader: Any) -> Iterator[Any]:
         batches = self.begin(loader, lambda: iterate_batches(loader))
-        self._reach_checkpoint()
+        self._finish_resuming_with_data()
         end = self._stream_end_sync if is_distributed() and not has_length(loader) else None
         if end is not None:
             end.begin()
@@ -258,7 +259,7 @@ class DataProgress:
             set_rng_states(decode_rng_states(data["epoch_start"]))
         started_workers: StatesByWorker = {}
         if position is not None and data.get("num_workers") == getattr(loader, "num_workers", 0):
-            # Skipping by index starts workers at the position; otherwise they read again from the beginning.
+            # Workers start at the position if batches are skipped by index, else at the beginning of the epoch.
             started_workers = data.get("workers" if num_to_skip and is_by_index else "workers_at_start", {})
         self._epoch_start = get_rng_states(gpu=False)
         self._generators_at_start = get_generator_states(loader)
@@ -296,7 +297,7 @@ class DataProgress:
         data = (self.position.data if self.position is not None else None) or {}
         if data.get("sharing") == getattr(loader, "sharing", None):
             return data
-        # Batches are shared out in another way now, so states of reading do not apply.
+        # With another mode of sharding, the states of readers do not apply.
         return {**data, **dict.fromkeys(("stream", "dispatch", "num_workers"))}
 
     def _restore_order(self, data: dict[str, Any]) -> None:
@@ -336,7 +337,7 @@ class DataProgress:
         if self.position is not None and getattr(loader, "persistent_workers", False):
             shut_down_workers(loader)
             if loader.generator is None and data.get("workers_at_start"):
-                # The checkpoint's persistent workers drew no seed in this epoch, so the seed of new workers must not
+                # Persistent workers drew no seed in this epoch before the save, so the seed of the new workers must not
                 # advance the global generator.
                 attributes["generator"] = torch.Generator()
         return attributes
@@ -361,7 +362,7 @@ class DataProgress:
     def prefetch(self, batches: Iterator[Any]) -> Any:
         """Return the next batch or `NO_BATCH`, and record the states before it."""
         if self.position is not None:
-            self._reach_checkpoint()
+            self._finish_resuming_with_data()
         self._batches_drawn += 1
         self._remaining.rows.pop(self._batches_drawn - MAX_REMEMBERED_BATCHES, None)
         if self._loader.num_workers:
@@ -379,20 +380,19 @@ class DataProgress:
                 self._followed = {"cpu", *self._advanced}
         return batch
 
-    def _reach_checkpoint(self) -> None:
+    def _finish_resuming_with_data(self) -> None:
         if self.position is not None and self.position.data is not None:
             self.finish_resuming()
 
     def finish_resuming(self) -> None:
         """End the resume: restore the checkpoint's generators, from which training continues.
 
-        The call comes before the first batch that the checkpoint's training had not read. A resume in mid-epoch without
-        `data` calls it after the first window.
+        Called before the first batch that was unread at the save; in mid-epoch without `data`, after the first window.
         """
         if self.position is None:
             return
         if self._initial_rng_states is not None:
-            # These states stay if the number of processes has changed, since the checkpoint's are then not restored.
+            # If the number of processes has changed, the checkpoint's states are not restored, and these states stay.
             set_rng_states(self._initial_rng_states)
             self._initial_rng_states = None
         if self._restore_random_states is not None:

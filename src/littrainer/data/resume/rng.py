@@ -19,7 +19,7 @@ GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 
 def get_rng_states(gpu: bool = True, names: Iterable[str] = GENERATORS) -> dict[str, Any]:
-    """Return generator states; Python's and NumPy's take fifty times as long to read as torch's."""
+    """Return generator states; reading Python's and NumPy's takes fifty times as long as reading torch's."""
     states = {}
     for name in names:
         states[name] = GENERATORS[name][0]()
@@ -60,7 +60,7 @@ def encode_rng_states(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_rng_states(portable: Mapping[str, Any]) -> dict[str, Any]:
-    # Earlier checkpoints have a tuple of keys; tensors may have been loaded to a GPU.
+    # Older checkpoints have a tuple of keys; tensors may have been loaded to a GPU.
     version, keys, gauss = portable["python"]
     keys = keys.cpu() if isinstance(keys, torch.Tensor) else keys
     kind, numpy_keys, *rest = portable["numpy"]

@@ -70,7 +70,7 @@ class RemainingBatches(Sampler[list[int]]):
 
         Parameters:
             position: index of the first remaining batch.
-            num_to_skip: batches of the sampler to skip; those of all processes if the first process reads for all.
+            num_to_skip: batches of the sampler to skip, including other processes' batches if rank 0 reads for all.
             num_workers: workers that take turns; empty batches are prepended, so that each batch goes to the same
                 worker as before.
         """
@@ -157,7 +157,7 @@ def copy_with_attributes(loader: DataLoader, replacements: dict[str, Any]) -> Da
 
 
 class SkipFirstRows(IterableDataset[Any]):
-    """Stream or sampler that skips the first rows in its next iteration only; `rows` counts them by stream worker."""
+    """Stream or sampler that skips the first rows, in its next iteration only; `rows` has their number by worker."""
 
     def __init__(self, dataset: Any, rows: list[int]):
         self.dataset = dataset

@@ -26,8 +26,8 @@ class WorkerReport(NamedTuple):
     """Record that a worker sends with a batch.
 
     Parameters:
-        states: generator states after the batch, pickled since torch would send tensors in separate shared memory;
-            None if unchanged since the last report.
+        states: generator states after the batch; None if unchanged since the last report. Pickled, since torch would
+            send each tensor in its own shared memory.
     """
 
     worker: int
@@ -86,7 +86,7 @@ class WorkerStates:
     """Latest reports of a loader's workers.
 
     Parameters:
-        received: flat pairs (worker, samples) of all batches since the iteration began.
+        received: worker and sample count of each batch of this iteration, alternating.
     """
 
     latest: StatesByWorker = field(default_factory=dict)
