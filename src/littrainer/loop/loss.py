@@ -355,10 +355,8 @@ class RunningLoss:
         if not can_be_pending or filter_non_finite is not self._is_filtered or len(self._pending) >= self.MAX_PENDING:
             self._add_pending(on_host=False)
             self._is_filtered = filter_non_finite
-        loss_copy = loss.detach()
-        if loss.device.type != "cpu" or loss._is_view():
-            # CUDA graphs of a compiled model overwrite the loss, and a view would keep its whole base.
-            loss_copy = loss_copy.clone()
+        # CUDA graphs of a compiled model overwrite the loss.
+        loss_copy = loss.detach().clone()
         if can_be_pending:
             self._pending.append(loss_copy)
             self._pending_steps.append(steps_since_logging)
