@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import Profiler
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.lightning_adapter import fast_training_loop
-from littrainer.lightning_adapter.fast_training_loop import HOOKS, FastEpochLoop
+from littrainer.lightning_adapter.fast_training_loop import HOOKS, NUM_TRAINER_CALLBACKS, FastEpochLoop, overrides_hook
 from littrainer.optim.stepping import ClosureFirstOptimizer
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -84,6 +84,12 @@ def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **
         trainer.train()
     assert (type(trainer.lightning_trainer.fit_loop.epoch_loop) is FastEpochLoop) is is_fast
     return trainer
+
+
+def test_the_callbacks_of_a_trainer_are_two_and_have_no_hook_within_a_micro_batch(tmp_path: Path) -> None:
+    callbacks = run(tmp_path, True, Trainer, []).lightning_trainer.callbacks
+    assert len(callbacks) == NUM_TRAINER_CALLBACKS
+    assert not [hook for hook in HOOKS[1:-1] for callback in callbacks if overrides_hook(callback, hook)]
 
 
 @BOTH_MODES

@@ -190,7 +190,7 @@ class FsdpStateIO(GatheredStateIO):
             model = self.training.sharded_model
         if not is_sharded(model):
             plan = get_sharding_plan(self.args)
-            # With cpu_ram_efficient_loading only rank 0 reads weights, which sharding the model later distributes.
+            # With cpu_ram_efficient_loading only rank 0 reads weights; sharding the model distributes them later.
             reads_weights = self.is_rank_zero or plan is None or not plan.cpu_ram_efficient_loading
             if reads_weights and not (has_shards and to_resume):
                 FullStateIO.load_model(self, model, folder, to_resume)

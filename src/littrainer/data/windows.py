@@ -106,9 +106,6 @@ class WindowLoader:
     def find_rows(self, epoch: int, micro_batch: int) -> list[int] | None:
         return self.progress.find_batch_rows(epoch, micro_batch)
 
-    def count_optimizer_step(self) -> None:
-        self.micro_batches_done = self.micro_batches_read
-
     @property
     def is_epoch_complete(self) -> bool:
         is_at_length = self.micro_batches_done >= self.micro_batches_per_epoch and not self.has_unknown_epoch_length

@@ -35,7 +35,7 @@ def prepare(args: Any, model: nn.Module, generates: bool) -> None:
     """Set a model's generation config from the arguments, and check that the model can generate if required.
 
     Parameters:
-        generates: `predict_with_generate` calls the model's `generate`.
+        generates: with `predict_with_generate`, the model has to be able to generate.
     """
     source = getattr(args, "generation_config", None)
     if source is not None:

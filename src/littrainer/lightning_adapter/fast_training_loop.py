@@ -35,6 +35,8 @@ SUPPORTED_RELEASES = frozenset(
 # Strategies and precision plugins that do nothing around a micro-batch.
 PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
 PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
+# The Trainer's two callbacks have only the first and the last of the hooks, and ignore the outputs.
+NUM_TRAINER_CALLBACKS = 2
 HOOKS = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -168,7 +170,8 @@ class FastEpochLoop(_TrainingEpochLoop):
         self._notify("on_train_batch_start", batch, batch_idx)
         total.started += 1
         current.started += 1
-        should_step = current.ready % pl_trainer.accumulate_grad_batches == 0 or self._is_end_of_epoch()
+        is_end_of_epoch = self._is_end_of_epoch()
+        should_step = current.ready % pl_trainer.accumulate_grad_batches == 0 or is_end_of_epoch
         self._has_stepped = should_step
         outputs: Any
         try:
@@ -183,7 +186,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         current.processed += 1
         if should_step:
             self._step_schedulers()
-        if self._is_end_of_epoch():
+        if is_end_of_epoch:
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         self._notify("on_train_batch_end", outputs, batch, batch_idx)
         module.__dict__["_current_fx_name"] = None
@@ -228,7 +231,8 @@ class FastEpochLoop(_TrainingEpochLoop):
         scaling, optimizer = module.scaling, self._strategy.optimizers[0]
         if scaling is not None:
             scaling.unscale(optimizer)
-        self._notify("on_before_optimizer_step", optimizer)
+        if len(self.trainer.callbacks) > NUM_TRAINER_CALLBACKS:  # type: ignore[attr-defined]
+            self._notify("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
         module.step.update(module.step_optimizer, module.step_custom_scheduler)
         progress.total.completed += 1
@@ -240,17 +244,19 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
         loss = module.step.forward_micro_batch(batch)
-        # Lightning calls on_before_zero_grad at this point; gradients are cleared only after the optimizer step.
+        # Lightning clears gradients here, the Trainer after the optimizer step.
         if is_zeroed:
             self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
-        self._notify("on_before_backward", scaled)
+        has_user_callbacks = len(self.trainer.callbacks) > NUM_TRAINER_CALLBACKS  # type: ignore[attr-defined]
+        if has_user_callbacks:
+            self._notify("on_before_backward", scaled)
         module.__dict__["_current_fx_name"] = "backward"
         module.backward(scaled)
-        self._notify("on_after_backward")
+        if has_user_callbacks:
+            self._notify("on_after_backward")
         self._strategy.post_backward(scaled)
-        # The Trainer's two callbacks ignore the outputs.
-        return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 2 else {}  # type: ignore[attr-defined]
+        return {"loss": loss.detach().clone()} if has_user_callbacks else {}
 
     def _notify_zero_grad(self) -> None:
         progress: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad

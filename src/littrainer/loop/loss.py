@@ -48,7 +48,7 @@ class LossSettings(Protocol):
     _loss_shifts_labels: bool
     # A LossReduction (loop/loss_normalization.py).
     _loss_reduction: Any
-    # An evaluation needs logits, which `chunked_loss` leaves out.
+    # True in an evaluation that needs logits, which `chunked_loss` leaves out.
     _needs_logits: bool
     # `compute_loss` has computed a loss over chunks.
     _has_chunked_loss: bool
@@ -96,7 +96,7 @@ def compute_loss_and_outputs(
             logger.warning("compute_loss_func is called with labels=None: the batch has no %s.", names)
         return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     loss = _extract_loss(settings, outputs, model, inputs)
-    # With sequence parallelism only the outputs' loss is summed over processes, and outputs have no further loss terms.
+    # With sequence parallelism the outputs' loss, smoothed too, is a sum over processes, and has no auxiliary terms.
     if smoothed is not None and settings._get_batch_copies() == 1:
         # Auxiliary loss terms are left out, as by a smoother; `0 * loss` keeps them in the graph, as DDP and FSDP need.
         return smoothed + 0 * loss, outputs

@@ -205,7 +205,8 @@ class StepRunner:
         clear_gradients(trainer.model, trainer.session.clipped_parameters)
         trainer.session.clipped_parameters = None
         trainer.state.global_step += 1
-        self.run.windows.count_optimizer_step()
+        windows = self.run.windows
+        windows.micro_batches_done = windows.micro_batches_read
         trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
