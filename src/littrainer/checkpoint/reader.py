@@ -1,4 +1,4 @@
-"""Loading of trainer, optimizer, scheduler and random states; damage, pickled code and mismatches raise a ValueError."""
+"""Loading of trainer, optimizer, scheduler and RNG states; damage, pickled code and mismatches raise a ValueError."""
 
 from __future__ import annotations
 
