@@ -168,7 +168,7 @@ def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, o
 
 
 def _are_from_libraries(objects: Sequence[Any]) -> bool:
-    return all(type(instance).__module__.partition(".")[0] in LIBRARY_PACKAGES for instance in objects)
+    return {type(instance).__module__.partition(".")[0] for instance in objects}.issubset(LIBRARY_PACKAGES)
 
 
 def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:

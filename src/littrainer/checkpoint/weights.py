@@ -256,7 +256,7 @@ def load_weights(
     """
     inner = unwrap_user_model(model)
     materialize_expanded_tensors(inner)
-    has_full_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
+    has_full_weights = (folder / SAFE_WEIGHTS_NAME).is_file() or (folder / WEIGHTS_NAME).is_file()
     if has_adapters(inner) and not (has_full_weights or (has_fsdp_weights(folder) and not list_adapters(folder))):
         if complaints := load_adapters(inner, folder, is_trainable=to_resume) or load_non_adapter_params(inner, folder):
             raise RuntimeError(_describe_mismatch(folder, listed(complaints, MAX_LISTED_NAMES)))
@@ -324,11 +324,9 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
 
 def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
     model_state = model.state_dict()
-    plain = {_strip_wrapper_prefixes(name): name for name in model_state}
-    state = {
-        name if name in model_state else plain.get(_strip_wrapper_prefixes(name), name): value
-        for name, value in stored.items()
-    }
+    others = stored.keys() - model_state.keys()
+    plain = {_strip_wrapper_prefixes(name): name for name in model_state} if others else {}
+    state = {plain.get(_strip_wrapper_prefixes(k), k) if k in others else k: value for k, value in stored.items()}
     for first, duplicates in find_tied_names(model_state).items():
         tied = (first, *duplicates)
         value = next((state[name] for name in tied if name in state), None)

@@ -41,7 +41,7 @@ def fingerprint_dataset(dataset: Any) -> dict[str, Any]:
 
 def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
     parameters = dict(model.named_parameters())
-    count = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
+    count = sum([parameter.numel() for parameter in parameters.values() if not is_lazy(parameter)])
     return {"class": type(model).__name__, "parameters": count, "fingerprint": compute_fingerprints(parameters)[0]}
 
 
@@ -53,7 +53,7 @@ def compute_fingerprints(value: Any) -> tuple[str, str]:
         if len(objects) > MAX_OBJECTS:
             # Random, since evenly spaced objects could be the same column of each row.
             objects = random.Random(0).sample(objects, MAX_OBJECTS)
-        *contents, objects = _extract_content(objects)
+        *contents, objects = _extract_content(objects) if objects else ([], [], [])
         for digest, content in zip(digests, contents, strict=True):
             digest.update(repr(content).encode("utf-8", "backslashreplace"))
     return digests[0].hexdigest(), digests[1].hexdigest()

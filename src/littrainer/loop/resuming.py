@@ -71,20 +71,20 @@ class TrainingSizes:
 
     @cached_property
     def sizes(self) -> dict[str, Any]:
-        args, plan = self.args, self.plan
+        args, plan, is_endless = self.args, self.plan, self.plan.is_endless
         return {
             "micro_batch": self.train_batch_size,
             "accumulation": args.gradient_accumulation_steps,
             "world_size": args.world_size,
-            "epoch_length": None if plan.is_endless else plan.micro_batches_per_epoch,
+            "epoch_length": None if is_endless else plan.micro_batches_per_epoch,
             "num_examples": plan.num_examples,
             "tokens": args.max_tokens_per_batch or args.pack_to_length,
-            "is_endless": plan.is_endless,
+            "is_endless": is_endless,
         }
 
     def find_changed_sizes(self, record: Mapping[str, Any]) -> list[str]:
         """Return the names of the `SIZES` that differ, except lengths of streams."""
-        ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
+        ignored = ("epoch_length", "num_examples") if self.sizes["is_endless"] else ()
         return find_changed_sizes(self.sizes, record["sizes"], ignored)
 
 
@@ -133,7 +133,7 @@ def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader
     default = count_position(training)
     sizes, saved_sizes = training.sizes, (record or {}).get("sizes", {})
     # Older records have no "tokens".
-    is_other_kind = any(sizes[name] != saved_sizes.get(name) for name in ("is_endless", "tokens"))
+    is_other_kind = (sizes["is_endless"], sizes["tokens"]) != (saved_sizes.get("is_endless"), saved_sizes.get("tokens"))
     if record is None or training.args.ignore_data_skip or is_other_kind:
         return default
     changed, data = set(training.find_changed_sizes(record)), record["data"]
@@ -216,7 +216,7 @@ def warn_of_differences(
 ) -> None:
     sentences = _compare_data(checkpoint, record, training, position, loader)
     if arguments := _compare_arguments(record, training):
-        lines = "".join(f"\n\t{line}" for line in arguments)
+        lines = "\n\t".join(["", *arguments])
         sentences.append(
             "The following arguments do not match the ones in the checkpoint. Their current values are used, unless a "
             f"line says that the checkpoint's value is kept:{lines}"

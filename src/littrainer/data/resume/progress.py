@@ -427,8 +427,7 @@ def find_epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
 
 
 def _find_generators(loader: Any) -> dict[str, torch.Generator]:
-    owners = _find_generator_owners(loader).items()
-    generators = {name: getattr(owner, "generator", None) for name, owner in owners}
+    generators = {k: getattr(owner, "generator", None) for k, owner in _find_generator_owners(loader).items()}
     return {name: value for name, value in generators.items() if isinstance(value, torch.Generator)}
 
 
@@ -449,5 +448,5 @@ def get_order_attributes(loader: Any) -> dict[str, int]:
 
 
 def set_order_attributes(loader: Any, values: dict[str, int]) -> None:
-    for name in values.keys() & get_order_attributes(loader).keys():
+    for name in values and values.keys() & get_order_attributes(loader).keys():
         setattr(_find_generator_owners(loader)["sampler"], name, values[name])
