@@ -89,7 +89,7 @@ def redact_secrets(value: Any, mask: Callable[[str], Any] = mask_secret) -> Any:
             elif isinstance(item, (str, dict, list, tuple)) and (shown := redact_secrets(item, mask)) is not item:
                 changed[key] = shown
         return {**value, **changed} if changed else value
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and value:
         items = [redact_secrets(item, mask) for item in value]
         if all(map(operator.is_, items, value)):
             return value

@@ -47,7 +47,7 @@ def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
 
 def compute_fingerprints(value: Any) -> tuple[str, str]:
     """Return hashes of an object's content and of its short plain attributes."""
-    digests = [hashlib.blake2b(digest_size=6) for _ in range(2)]
+    digests = hashlib.blake2b(digest_size=6), hashlib.blake2b(digest_size=6)
     objects = [value]
     for _ in range(MAX_DEPTH):
         if len(objects) > MAX_OBJECTS:

@@ -41,9 +41,9 @@ def strategy_name(args: Any) -> str:
         return "DeepSpeed"
     if (plan := get_sharding_plan(args)) is not None:
         return "FSDP" if plan.version == 2 else "FSDP version 1"
-    if tensor_parallel_size(args) > 1:
-        return "tensor parallel"
-    return "single device" if args.world_size == 1 else "DDP"
+    if args.world_size == 1:
+        return "single device"
+    return "tensor parallel" if tensor_parallel_size(args) > 1 else "DDP"
 
 
 def create_strategy(trained: TrainedModel) -> Strategy:

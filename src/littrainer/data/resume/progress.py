@@ -216,7 +216,7 @@ class DataProgress:
 
     @property
     def _is_reader(self) -> bool:
-        return self._dispatch is None or self._dispatch.reads
+        return bool(getattr(self._dispatch, "reads", True))
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
