@@ -154,12 +154,12 @@ class TrainingRun:
         self.evaluation_due = pop_interrupted_evaluation(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
         size = trainer.session.train_batch_size
-        training = TrainingSizes(trainer.args, trainer.state, plan, size)
+        training = TrainingSizes(trainer.args, trainer.state, plan, size, self.record)
         loader = self.windows.loader
-        position = self.resumed_at = find_position(self.record, training, loader)
+        position = self.resumed_at = find_position(training, loader)
         # A search changes arguments on purpose; a rollback would repeat the warning.
         if self.trial is None and not self.step.health.rollback_counts:
-            warn_of_differences(checkpoint, self.record, training, position, loader)
+            warn_of_differences(checkpoint, training, position, loader)
         self.surplus_steps = position.surplus_steps
         self._has_layout_changed = position.description is not None
         self.plan = plan.add_surplus_steps(self.surplus_steps, trainer.args)
