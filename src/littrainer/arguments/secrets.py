@@ -58,7 +58,8 @@ def redact_command(words: Sequence[str]) -> list[str]:
                 # The value is all that follows, since it may have any character.
                 word = f"{word[: option.end()]}{mask_secret(name)}"
                 break
-        redacted.append(redact_secrets(TOKEN.sub("<TOKEN>", NAMED_VALUE.sub(_redact_named_value, word))))
+        word = TOKEN.sub("<TOKEN>", NAMED_VALUE.sub(_redact_named_value, word))
+        redacted.append(URL_CREDENTIALS.sub(r"\1://", word))
     return redacted
 
 

@@ -265,8 +265,8 @@ def _compare_data(checkpoint: Path, training: TrainingSizes, position: DataPosit
             "left out: set dataloader_num_workers to what it was."
         )
     processes = read_world_size(checkpoint) if record is None else record["sizes"]["world_size"]
-    if processes != args.world_size:
-        numbers = f"There are now {args.world_size} processes (before: {processes}). " if record is None else ""
+    if processes != (now := training.sizes["world_size"]):
+        numbers = f"There are now {now} processes (before: {processes}). " if record is None else ""
         sentences.append(
             f"{numbers}Random numbers start from the seed, since the checkpoint's states are those of another "
             "number of processes."

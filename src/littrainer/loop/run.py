@@ -153,8 +153,7 @@ class TrainingRun:
         trainer.state = read_state(checkpoint)
         self.evaluation_due = pop_interrupted_evaluation(trainer.state)
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
-        size = trainer.session.train_batch_size
-        training = TrainingSizes(trainer.args, trainer.state, plan, size, self.record)
+        training = TrainingSizes(trainer.args, trainer.state, plan, trainer.session.train_batch_size, self.record)
         loader = self.windows.loader
         position = self.resumed_at = find_position(training, loader)
         # A search changes arguments on purpose; a rollback would repeat the warning.

@@ -19,13 +19,13 @@ EXEMPT_LAYERS = (nn.LayerNorm,)
 GROUP_INDEX = "part_of_group"
 
 
-def get_decayed_parameter_names(model: nn.Module) -> list[str]:
+def get_decayed_parameter_names(model: nn.Module, prefix: str = "") -> list[str]:
     """Return the parameters with weight decay: all but biases, norms and contents of `torch.nn.LayerNorm`."""
     names: list[str] = []
     for child_name, child in model.named_children():
         if not isinstance(child, EXEMPT_LAYERS):
-            names += [f"{child_name}.{name}" for name in get_decayed_parameter_names(child)]
-    return [name for name in (*names, *model._parameters) if EXEMPT_NAMES.search(name.lower()) is None]
+            names += get_decayed_parameter_names(child, f"{prefix}{child_name}.")
+    return names + [name for own in model._parameters if not EXEMPT_NAMES.search((name := prefix + own).lower())]
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:

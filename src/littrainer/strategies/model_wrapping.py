@@ -33,8 +33,7 @@ def wrap_for_training(trainer: TrainerContext, wrap: Callable[[nn.Module], nn.Mo
         wrap: the Trainer's overridable `_wrap_model`.
     """
     model = trainer.model
-    is_wrapped = id(model) in map(id, trainer.model_wrapped.modules())
-    current = trainer.model_wrapped if is_wrapped else model
+    current = trainer.model_wrapped if id(model) in map(id, trainer.model_wrapped.modules()) else model
     if (
         current is not model
         and is_wrapped_by_trainer(current, model)
