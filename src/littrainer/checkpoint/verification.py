@@ -231,7 +231,7 @@ def find_state_damage(path: Path) -> str | None:
     folder, step, epoch = path.parent.resolve(), state.global_step, state.epoch
     # Several callbacks of a class share an entry, which is a list of their states.
     entries = [state.log_history, *state.stateful_callbacks.values()]
-    if not all(isinstance(entry, dict) for part in entries for entry in (part if isinstance(part, list) else [part])):
+    if [e for part in entries for e in (part if isinstance(part, list) else [part]) if not isinstance(e, dict)]:
         return "log_history or stateful_callbacks has an entry that is no dict"
     if not math.isfinite(epoch):
         return f"epoch is {epoch}"
