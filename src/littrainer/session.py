@@ -373,12 +373,12 @@ def _train_from(
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
-    args = trainer.args
-    trainer.preemption = Preemption.create(args)
+    args, session = trainer.args, trainer.session
+    session.preemption = Preemption.create(args)
     guard = SkippingHealthGuard if args.on_nonfinite in ("skip", "rollback") else HealthGuard
-    trainer.session.health = guard(args.on_nonfinite, args.spike_factor)
-    trainer.session.checkpoints.is_async = can_save_in_background(args, trainer)
-    trainer.is_in_train = True
+    session.health = guard(args.on_nonfinite, args.spike_factor)
+    session.checkpoints.is_async = can_save_in_background(args, trainer)
+    session.is_in_train = True
     try:
         if trainer.model_init is not None and not is_search_trial(trainer.session.search, trial):
             _make_new_model(trainer, trial)
@@ -475,12 +475,12 @@ def train_with_batch_size(
     needs_total = total is not None and total.default is not None
     totals = [trainer.get_total_train_batch_size(trainer.args)] if needs_total else []
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader, *totals))
-    run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+    run = trainer.session.run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
     # Refuse another user's checkpoint folders now, rather than at the save that would replace them.
-    with raise_on_all_ranks(f"looking into {run.folder}"):
+    with raise_on_all_ranks(f"looking into {(folder := run.folder)}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
-        get_store(run.folder).refuse_foreign_folders(steps)
+        get_store(folder).refuse_foreign_folders(steps)
     run.announce()
     if run.remaining_epochs > 0:
         fit(trainer, run)

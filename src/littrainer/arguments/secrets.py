@@ -58,7 +58,8 @@ def redact_command(words: Sequence[str]) -> list[str]:
                 # The value is all that follows, since it may have any character.
                 word = f"{word[: option.end()]}{mask_secret(name)}"
                 break
-        redacted.append(redact_secrets(TOKEN.sub("<TOKEN>", NAMED_VALUE.sub(_redact_named_value, word))))
+        word = TOKEN.sub("<TOKEN>", NAMED_VALUE.sub(_redact_named_value, word))
+        redacted.append(URL_CREDENTIALS.sub(r"\1://", word))
     return redacted
 
 
@@ -89,7 +90,7 @@ def redact_secrets(value: Any, mask: Callable[[str], Any] = mask_secret) -> Any:
             elif isinstance(item, (str, dict, list, tuple)) and (shown := redact_secrets(item, mask)) is not item:
                 changed[key] = shown
         return {**value, **changed} if changed else value
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and value:
         items = [redact_secrets(item, mask) for item in value]
         if all(map(operator.is_, items, value)):
             return value

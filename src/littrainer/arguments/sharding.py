@@ -63,7 +63,7 @@ class ShardingPlan:
 
 def get_sharding_plan(args: Any) -> ShardingPlan | None:
     """Return the plan of arguments or `accelerate launch`; None without FSDP."""
-    options = _parse_options(args.fsdp)
+    options = _parse_options(args.fsdp) if args.fsdp else None
     if options is not None:
         return _make_plan(_add_options(read_config(args.fsdp_config), options), "fsdp_config")
     if is_launched_with_fsdp():

@@ -146,21 +146,20 @@ def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, o
     Parameters:
         others: the Trainer and its callbacks; instances of user classes may evaluate or log at any time.
     """
-    has_lambda = any(is_lightning_class(callback, "LambdaCallback") for callback in callbacks)
-    asks_for_one = args.eval_on_start or args.eval_at_end
-    may_evaluate = args.eval_strategy != IntervalStrategy.NO or asks_for_one or not _are_from_libraries(others)
+    evaluates = args.eval_strategy != IntervalStrategy.NO or args.eval_on_start or args.eval_at_end
     for callback in callbacks:
         reject_unsupported_callback(callback, args, model)
         monitored = getattr(callback, "monitor", None)
         if not isinstance(monitored, str):
             continue
+        has_lambda = any(is_lightning_class(other, "LambdaCallback") for other in callbacks)
         is_val = monitored.startswith(("val_", "val/"))
         if is_val and not has_lambda and _are_from_libraries([*others, *callbacks]):
             raise ValueError(
                 f"{type(callback).__name__}(monitor={monitored!r}) waits for a value that nothing logs: the names that "
                 f"a Trainer's evaluations log begin with `eval_`. Set monitor={f'eval_{monitored[4:]}'!r}."
             )
-        if monitored.startswith("eval_") and not may_evaluate:
+        if monitored.startswith("eval_") and not evaluates and _are_from_libraries(others):
             raise ValueError(
                 f"{type(callback).__name__}(monitor={monitored!r}) waits for an evaluation, and this training has "
                 'none: set eval_strategy="steps" or "epoch".'
@@ -168,7 +167,7 @@ def check_callbacks(callbacks: list[Any], args: TrainingArguments, model: Any, o
 
 
 def _are_from_libraries(objects: Sequence[Any]) -> bool:
-    return all(type(instance).__module__.partition(".")[0] in LIBRARY_PACKAGES for instance in objects)
+    return {type(instance).__module__.partition(".")[0] for instance in objects}.issubset(LIBRARY_PACKAGES)
 
 
 def check_average_begins(callbacks: list[Any], steps: int, epochs: int) -> None:

@@ -207,7 +207,7 @@ class TrainingCheck:
         trainer, model, is_first = self.trainer, self.trainer.model, self.args.process_index == 0
         keeps_all, names = not self.args.remove_unused_columns, trainer.label_names
         columns = None if keeps_all else find_accepted_columns(model, names, self.args.signature_columns)
-        has_custom_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, ("compute_loss",)))
+        has_custom_loss = trainer.compute_loss_func is not None or bool(find_overrides(trainer, "compute_loss"))
         labels = {*LABELS, *trainer.label_names}
         for name, dataset in {TRAINING_DATA: trainer.train_dataset, **self.eval_datasets}.items():
             about = name if name == TRAINING_DATA else f"eval_dataset {name!r}".removesuffix(" ''")
@@ -263,7 +263,7 @@ class TrainingCheck:
 
     def _select_eval_rows(self) -> Any:
         """Return complete batches of evaluation rows: first, notable and last."""
-        selected, has_custom_loader = {}, find_overrides(self.trainer, ("get_eval_dataloader", "_get_eval_sampler"))
+        selected, has_custom_loader = {}, find_overrides(self.trainer, "get_eval_dataloader", "_get_eval_sampler")
         for name, dataset in self.eval_datasets.items():
             summary, size = self.rows.get(name), self.eval_batch_size
             if summary is None or has_custom_loader:
@@ -378,7 +378,7 @@ class TrainingCheck:
         longest = summary.get_longest(trainer.get_total_train_batch_size(self.args))
         if not longest or self.report.is_interrupted:
             return
-        if find_overrides(trainer, ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")):
+        if find_overrides(trainer, "get_train_dataloader", "_get_train_sampler", "_get_dataloader"):
             self.findings.append(Finding(NOTE, "longest batch", "it was not tried, since the script makes its batches"))
             return
         size = self.args.train_batch_size * data_parallel_size(self.args)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,9 @@ def find_tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def read_weights(folder: Path) -> dict[str, Any]:
-    name = next((name for name in READERS if (folder / name).is_file()), None)
-    if name is not None:
-        state = READERS[name](folder / name)
+    path = next(filter(Path.is_file, map(folder.joinpath, READERS)), None)
+    if path is not None:
+        state = READERS[path.name](path)
     elif has_fsdp_weights(folder):
         from littrainer.checkpoint.sharded_files import read_fsdp_weights
 
@@ -218,20 +219,14 @@ class Differences:
     @classmethod
     def between(cls, stored: Mapping[str, Any], state: Mapping[str, Any]) -> Differences:
         # Parameters of lazy modules have no shape yet.
-        shared = [
-            name
+        shapes = [
+            describe_shape_mismatch(name, stored[name].shape, value.shape)
             for name, value in state.items()
             if isinstance(value, torch.Tensor) and not is_lazy(value) and isinstance(stored.get(name), torch.Tensor)
+            if stored[name].shape != value.shape and not name.endswith(EXTRA_STATE_SUFFIX)
         ]
-        return cls(
-            [name for name in state if name not in stored],
-            [name for name in stored if name not in state],
-            [
-                describe_shape_mismatch(name, stored[name].shape, state[name].shape)
-                for name in shared
-                if stored[name].shape != state[name].shape and not name.endswith(EXTRA_STATE_SUFFIX)
-            ],
-        )
+        missing, unexpected = filterfalse(stored.__contains__, state), filterfalse(state.__contains__, stored)
+        return cls([*missing], [*unexpected], shapes)
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.shapes)
@@ -256,7 +251,7 @@ def load_weights(
     """
     inner = unwrap_user_model(model)
     materialize_expanded_tensors(inner)
-    has_full_weights = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
+    has_full_weights = (folder / SAFE_WEIGHTS_NAME).is_file() or (folder / WEIGHTS_NAME).is_file()
     if has_adapters(inner) and not (has_full_weights or (has_fsdp_weights(folder) and not list_adapters(folder))):
         if complaints := load_adapters(inner, folder, is_trainable=to_resume) or load_non_adapter_params(inner, folder):
             raise RuntimeError(_describe_mismatch(folder, listed(complaints, MAX_LISTED_NAMES)))
@@ -324,18 +319,18 @@ def match_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[st
 
 def _rename_to_model(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
     model_state = model.state_dict()
-    plain = {_strip_wrapper_prefixes(name): name for name in model_state}
-    state = {
-        name if name in model_state else plain.get(_strip_wrapper_prefixes(name), name): value
-        for name, value in stored.items()
-    }
+    others = stored.keys() - model_state.keys()
+    plain = {_strip_wrapper_prefixes(name): name for name in model_state} if others else {}
+    state = {plain.get(_strip_wrapper_prefixes(k), k) if k in others else k: value for k, value in stored.items()}
     for first, duplicates in find_tied_names(model_state).items():
         tied = (first, *duplicates)
         value = next((state[name] for name in tied if name in state), None)
         if value is not None:
             state = {**dict.fromkeys(tied, value), **state}
-    inner, differences = unwrap_user_model(model), Differences.between(state, model_state)
-    ignored = ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
+    differences = Differences.between(state, model_state)
+    if not differences:
+        return state, differences
+    inner, ignored = unwrap_user_model(model), ("_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing")
     missing = _drop_ignored(differences.missing, inner, *ignored)
     unexpected = _drop_ignored(differences.unexpected, inner, "_keys_to_ignore_on_load_unexpected")
     return state, Differences(missing, unexpected, differences.shapes)

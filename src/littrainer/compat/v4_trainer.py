@@ -33,7 +33,7 @@ def accept_earlier_keywords(**today: str) -> Callable[[Method], Method]:
 
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            for earlier in [name for name in today if name in kwargs]:
+            for earlier in today.keys() & kwargs:
                 name = today[earlier]
                 if name in kwargs:
                     raise TypeError(f"{method.__name__}() got both {earlier} and {name}; give {name} alone.")

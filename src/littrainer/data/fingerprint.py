@@ -41,19 +41,19 @@ def fingerprint_dataset(dataset: Any) -> dict[str, Any]:
 
 def fingerprint_model(model: torch.nn.Module) -> dict[str, Any]:
     parameters = dict(model.named_parameters())
-    count = sum(parameter.numel() for parameter in parameters.values() if not is_lazy(parameter))
+    count = sum([parameter.numel() for parameter in parameters.values() if not is_lazy(parameter)])
     return {"class": type(model).__name__, "parameters": count, "fingerprint": compute_fingerprints(parameters)[0]}
 
 
 def compute_fingerprints(value: Any) -> tuple[str, str]:
     """Return hashes of an object's content and of its short plain attributes."""
-    digests = [hashlib.blake2b(digest_size=6) for _ in range(2)]
+    digests = hashlib.blake2b(digest_size=6), hashlib.blake2b(digest_size=6)
     objects = [value]
     for _ in range(MAX_DEPTH):
         if len(objects) > MAX_OBJECTS:
             # Random, since evenly spaced objects could be the same column of each row.
             objects = random.Random(0).sample(objects, MAX_OBJECTS)
-        *contents, objects = _extract_content(objects)
+        *contents, objects = _extract_content(objects) if objects else ([], [], [])
         for digest, content in zip(digests, contents, strict=True):
             digest.update(repr(content).encode("utf-8", "backslashreplace"))
     return digests[0].hexdigest(), digests[1].hexdigest()

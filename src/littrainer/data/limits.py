@@ -101,6 +101,8 @@ def check_order_is_fixed(loader: Any) -> None:
 
 def _get_limits(source: KeywordSource, purpose: str) -> dict[str, int | float]:
     keywords = get_lightning_keywords(source)
+    if not keywords:
+        return {}
     names = (OVERFIT,) if keywords.get(OVERFIT) and purpose in OVERFIT_PURPOSES else LIMITS[purpose]
     limits = {name: _check_limit(name, keywords[name], purpose) for name in names if keywords.get(name) is not None}
     limits = {name: limit for name, limit in limits.items() if isinstance(limit, int) or limit < 1}

@@ -404,5 +404,5 @@ def get_full_dataset(loader: Any) -> Any:
 
 def count_examples(loader: Any, batch_size: int) -> int:
     """Return the length of a loader's dataset, or an estimate."""
-    dataset = get_full_dataset(loader)
-    return len(dataset) if has_length(dataset) else len(loader) * batch_size
+    length = get_length(get_full_dataset(loader))
+    return len(loader) * batch_size if length is None else length

@@ -83,11 +83,12 @@ local_rank = functools.partial(read_env_int, LOCAL_RANK, 0)
 
 def local_world_size() -> int:
     """Return the number of processes on this node; default: all."""
-    size = read_env_int(LOCAL_WORLD_SIZE, world_size())
+    total = world_size()
+    size = read_env_int(LOCAL_WORLD_SIZE, total)
     # Without a launcher, accelerate's PartialState writes 1 in each process if a script creates it first.
     launchers = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", *MPI_VARIABLES[LOCAL_WORLD_SIZE])
     is_unlaunched = "accelerate.state" in sys.modules and not any(map(os.environ.get, launchers))
-    return world_size() if size == 1 and (is_unlaunched or rank() == local_rank() > 0) else size
+    return total if size == 1 != total and (is_unlaunched or rank() == local_rank() > 0) else size
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:

@@ -102,7 +102,7 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: TrainerContext, steps: int, batch_size: int | None):
         self.trainer, self.steps, self.batch_size = trainer, steps, batch_size
-        self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, ["get_train_dataloader"]))
+        self._is_unchecked = batch_size is not None and bool(find_overrides(trainer, "get_train_dataloader"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_substep_end()

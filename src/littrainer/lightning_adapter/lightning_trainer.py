@@ -105,8 +105,7 @@ def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None =
         ValueError: training arguments decide a further keyword.
     """
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
-    for table in (DERIVED_KEYWORDS, LAUNCHER_KEYWORDS):
-        keywords.update({name: derive(args) for name, (derive, _) in table.items()})
+    keywords |= {name: derive(args) for name, (derive, _) in (DERIVED_KEYWORDS | LAUNCHER_KEYWORDS).items()}
     in_arguments: Any = args.lightning
     user_keywords = {**(in_arguments or {}), **(further or {})}
     for name in user_keywords:

@@ -24,7 +24,7 @@ from littrainer.arguments.rules import (
 )
 from littrainer.arguments.sharding import check_processes, get_sharding_plan
 from littrainer.data.limits import check_limits, get_lightning_keywords
-from littrainer.data.loaders import has_length
+from littrainer.data.sharding import get_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import get_process_layout, tensor_parallel_size
 from littrainer.evaluation.streaming import make_streaming_metrics
@@ -193,7 +193,7 @@ def check_construction(trainer: Any) -> None:
             "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
         )
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
-    generates = hasattr(trainer, "_gen_kwargs") or find_overrides(trainer, ("prediction_step", "evaluation_loop"))
+    generates = hasattr(trainer, "_gen_kwargs") or find_overrides(trainer, "prediction_step", "evaluation_loop")
     unused = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
     if unused and not generates:
         logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(unused))
@@ -209,7 +209,7 @@ def check_construction(trainer: Any) -> None:
     if trainer.args.max_steps > 0 and trainer.args.num_train_epochs > 0:
         logger.info("max_steps is given, it will override any value given in num_train_epochs")
     dataset = trainer.train_dataset
-    if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
+    if dataset is not None and get_length(dataset) is None and trainer.args.max_steps <= 0:
         raise ValueError(
             "The train_dataset has no length, so the number of optimizer steps is not known: set max_steps."
         )
@@ -300,7 +300,7 @@ def select_eval_dataset(default: Any, override: Any) -> Any:
 
 
 def check_not_empty(dataset: Any, name: str) -> None:
-    if has_length(dataset) and len(dataset) == 0:
+    if get_length(dataset) == 0:
         raise ValueError(
             f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
         )

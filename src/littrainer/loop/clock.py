@@ -76,7 +76,7 @@ class Clock(StepPolicy):
             self._flags.decided_here.update(name for name in self._flags.names if getattr(control, name))
 
     def _pop_request_files(self) -> list[Path]:
-        present = {path for path in map(self._run_dir.joinpath, REQUEST_FILES) if path.is_file()}
+        present = {*filter(Path.is_file, map(self._run_dir.joinpath, REQUEST_FILES))}
         new = present - self._undeletable
         self._undeletable &= present
         for path in new:

@@ -212,11 +212,11 @@ class HealthGuard(StepPolicy):
             self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (can_gather or is_of_weights))
 
     def _pop_readings(self) -> list[_Reading]:
-        unread, self.unread = [number for number in self.unread if number[-1] is not None], []
+        unread, self.unread = [entry for entry in self.unread if entry[-1] is not None], []
         if not unread:
             return []
         values = self.values.to_list([value for *_, value in unread])
-        readings = [_Reading(*position, value) for (*position, _), value in zip(unread, values, strict=True)]
+        readings = [_Reading(*entry[:-1], value) for entry, value in zip(unread, values, strict=True)]
         labels = [reading.value for reading in readings if reading.kind == LABELS]
         self._counted_steps += len(labels)
         self._unlabelled_steps += labels.count(0)

@@ -56,7 +56,7 @@ def collect_logs(
 
 def can_save_in_background(args: TrainingArguments, instance: object) -> bool:
     """Return whether `async_save` applies: overrides of methods that write checkpoints disable it with a warning."""
-    overridden = find_overrides(instance, WRITING_METHODS) if args.async_save else []
+    overridden = find_overrides(instance, *WRITING_METHODS) if args.async_save else []
     if overridden:
         logger.warning(
             "async_save: %s has its own %s, which needs the model as it is at the saved step, so training waits for "

@@ -98,7 +98,7 @@ def detect_loss_reduction(
     if not window:
         return UNKNOWN
     args, is_exact = settings.args, settings.args.loss_normalization == EXACT
-    is_overridden = is_overridden or bool(find_overrides(settings, ["compute_loss"]))
+    is_overridden = is_overridden or bool(find_overrides(settings, "compute_loss"))
     is_opaque = settings.compute_loss_func is not None or settings.loss_is_scaled_for_ga is not None
     # An own `compute_loss` may call the Trainer's, whose loss must be exact.
     is_opaque = is_opaque or reduces_to_micro_batch_mean(settings) or (is_overridden and not is_exact)

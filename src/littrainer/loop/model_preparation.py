@@ -165,13 +165,13 @@ def align_special_tokens(model: Any, processing_class: Any) -> None:
 
     An end-of-sequence id is added to a list of ids, so that no token that ends a generation is lost.
     """
+    if processing_class is None or not hasattr(model, "config"):
+        return
     if is_a(processing_class, "processor"):
         tokenizer = processing_class.tokenizer
     elif is_a(processing_class, "tokenizer"):
         tokenizer = processing_class
     else:
-        return
-    if not hasattr(model, "config"):
         return
     config = model.config.get_text_config()
     generation_config = getattr(model, "generation_config", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from littrainer.loop.loss import MICRO_BATCH_MEAN_MARK
@@ -38,7 +38,7 @@ IS_ADAPTED = "_has_adapted_signature"
 
 def accept_earlier_signatures(instance: object) -> None:
     """Wrap methods with earlier signatures that were set on a Trainer, or on its class after its definition."""
-    for name in find_overrides(instance, SIGNATURES):
+    for name in find_overrides(instance, *SIGNATURES):
         accept_earlier_signature(instance, name)
 
 
@@ -108,7 +108,7 @@ def register_package_class(cls: Class) -> Class:
     return cls
 
 
-def find_overrides(instance: object, names: Iterable[str]) -> list[str]:
+def find_overrides(instance: object, *names: str) -> list[str]:
     overrides, cls = [], type(instance)
     for name in names:
         members, method = _PACKAGE_MEMBERS.get(name, ()), getattr(cls, name, None)
@@ -135,7 +135,7 @@ NEVER_CALLED: dict[str, str] = {
 
 def refuse_ignored_overrides(instance: object) -> None:
     """Raise a NotImplementedError for overrides that are never called."""
-    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in find_overrides(instance, NEVER_CALLED)]
+    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in find_overrides(instance, *NEVER_CALLED)]
     if ignored:
         raise NotImplementedError(
             f"{type(instance).__name__} overrides what littrainer never calls: {'; '.join(ignored)}. Or run the script "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.limits import KeywordSource, count_development_batches, get_batch_limit
-from littrainer.data.loaders import has_length
+from littrainer.data.sharding import get_length
 from littrainer.data.stream_end import check_equal_lengths
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class TrainingPlan(NamedTuple):
 
     def add_surplus_steps(self, number: int, args: TrainingArguments) -> TrainingPlan:
         """Return the plan after extra optimizer steps, taken with a smaller global batch before a resume."""
-        if self.is_endless or not number:
+        if not number or self.is_endless:
             return self
         if args.max_steps < 0:
             return self._replace(max_steps=self.max_steps + number)
@@ -72,7 +72,7 @@ def plan_training(
     limit = get_batch_limit(source, "training", loader)
     is_trial = count_development_batches(source) > 0
     num_train_samples: float
-    length = len(loader) if has_length(loader) else None
+    length = get_length(loader)
     if length is None and args.max_steps <= 0:
         raise ValueError(
             "The length of the training data is not known, so neither is the number of optimizer steps: set max_steps."
@@ -116,7 +116,7 @@ def plan_training(
 
 
 def describe_empty_loader(args: TrainingArguments, loader: Any) -> str:
-    samples = len(loader.dataset) if has_length(getattr(loader, "dataset", None)) else 0
+    samples = get_length(getattr(loader, "dataset", None))
     if samples and args.dataloader_drop_last:
         return (
             f"The training data gives no batch: {samples} samples are fewer than one batch of "

@@ -62,30 +62,33 @@ class TrainingSizes:
     Parameters:
         state: at a save the current state, at a resume the checkpoint's.
         train_batch_size: samples in a micro-batch of this process.
+        record: the checkpoint's `littrainer_resume.pt`, if any.
     """
 
     args: TrainingArguments
     state: TrainerState
     plan: TrainingPlan
     train_batch_size: int
+    record: dict[str, Any] | None = None
 
     @cached_property
     def sizes(self) -> dict[str, Any]:
-        args, plan = self.args, self.plan
+        args, plan, is_endless = self.args, self.plan, self.plan.is_endless
         return {
             "micro_batch": self.train_batch_size,
             "accumulation": args.gradient_accumulation_steps,
             "world_size": args.world_size,
-            "epoch_length": None if plan.is_endless else plan.micro_batches_per_epoch,
+            "epoch_length": None if is_endless else plan.micro_batches_per_epoch,
             "num_examples": plan.num_examples,
             "tokens": args.max_tokens_per_batch or args.pack_to_length,
-            "is_endless": plan.is_endless,
+            "is_endless": is_endless,
         }
 
-    def find_changed_sizes(self, record: Mapping[str, Any]) -> list[str]:
-        """Return the names of the `SIZES` that differ, except lengths of streams."""
-        ignored = ("epoch_length", "num_examples") if self.plan.is_endless else ()
-        return find_changed_sizes(self.sizes, record["sizes"], ignored)
+    @cached_property
+    def changed(self) -> list[str]:
+        """Names of the `SIZES` that differ from the record's, except lengths of streams."""
+        ignored = ("epoch_length", "num_examples") if self.sizes["is_endless"] else ()
+        return find_changed_sizes(self.sizes, (self.record or {}).get("sizes", {}), ignored)
 
 
 def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
@@ -122,7 +125,7 @@ def _load_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader: Any) -> DataPosition:
+def find_position(training: TrainingSizes, loader: Any) -> DataPosition:
     """Return the record's position, adapted to the current sizes; if unknown, the position that transformers computes.
 
     With a record an epoch continues after the trained rows, even with other batch sizes or another number of processes.
@@ -130,13 +133,13 @@ def find_position(record: dict[str, Any] | None, training: TrainingSizes, loader
     Raises:
         UnequalData: the remaining rows do not give all processes equally many batches.
     """
-    default = compute_position_from_steps(training)
+    default, record = compute_position_from_steps(training), training.record
     sizes, saved_sizes = training.sizes, (record or {}).get("sizes", {})
     # Older records have no "tokens".
-    is_other_kind = any(sizes[name] != saved_sizes.get(name) for name in ("is_endless", "tokens"))
+    is_other_kind = (sizes["is_endless"], sizes["tokens"]) != (saved_sizes.get("is_endless"), saved_sizes.get("tokens"))
     if record is None or training.args.ignore_data_skip or is_other_kind:
         return default
-    changed, data = set(training.find_changed_sizes(record)), record["data"]
+    changed, data = set(training.changed), record["data"]
     position = DataPosition.load_fields({**record["position"], "data": data})
     if changed <= {"num_examples"}:
         return replace(position, surplus_steps=record.get("steps_ahead", 0))
@@ -211,12 +214,10 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
     return IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy, args.save_strategy)
 
 
-def warn_of_differences(
-    checkpoint: Path, record: dict[str, Any] | None, training: TrainingSizes, position: DataPosition, loader: Any
-) -> None:
-    sentences = _compare_data(checkpoint, record, training, position, loader)
-    if arguments := _compare_arguments(record, training):
-        lines = "".join(f"\n\t{line}" for line in arguments)
+def warn_of_differences(checkpoint: Path, training: TrainingSizes, position: DataPosition, loader: Any) -> None:
+    sentences = _compare_data(checkpoint, training, position, loader)
+    if arguments := _compare_arguments(training):
+        lines = "\n\t".join(["", *arguments])
         sentences.append(
             "The following arguments do not match the ones in the checkpoint. Their current values are used, unless a "
             f"line says that the checkpoint's value is kept:{lines}"
@@ -228,10 +229,10 @@ def warn_of_differences(
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
-def _compare_arguments(record: dict[str, Any] | None, training: TrainingSizes) -> list[str]:
+def _compare_arguments(training: TrainingSizes) -> list[str]:
     """Return a line for each argument that differs, in transformers' form."""
     current, state = get_compared_arguments(training.args), training.state
-    saved = {} if record is None else record["arguments"]
+    saved = {} if training.record is None else training.record["arguments"]
     compared = {name: (current[name], saved[name], RESUME_RECORD_NAME) for name in current if name in saved}
     for name in INTERVALS:
         if current[name] is not None:
@@ -249,16 +250,14 @@ def _compare_arguments(record: dict[str, Any] | None, training: TrainingSizes) -
     ]
 
 
-def _compare_data(
-    checkpoint: Path, record: dict[str, Any] | None, training: TrainingSizes, position: DataPosition, loader: Any
-) -> list[str]:
-    args, sentences = training.args, []
-    if record is not None and (changed := training.find_changed_sizes(record)):
+def _compare_data(checkpoint: Path, training: TrainingSizes, position: DataPosition, loader: Any) -> list[str]:
+    args, record, sentences = training.args, training.record, []
+    if record is not None and training.changed:
         steps = training.plan.add_surplus_steps(position.surplus_steps, args).max_steps
         where = f" Training continues {position.description}, and takes {steps} optimizer steps in all."
         if position.description is None:
             where = "" if position.data is not None or args.ignore_data_skip else COUNTED
-        sentences.append(f"There are now {describe_sizes(training.sizes, record['sizes'], changed)}.{where}")
+        sentences.append(f"There are now {describe_sizes(training.sizes, record['sizes'], training.changed)}.{where}")
     rows, shards = ((record or {}).get("data") or {}).get("rows"), count_stream_shards(loader)
     if rows is not None and len(rows) != shards and not args.ignore_data_skip:
         sentences.append(
@@ -266,8 +265,8 @@ def _compare_data(
             "left out: set dataloader_num_workers to what it was."
         )
     processes = read_world_size(checkpoint) if record is None else record["sizes"]["world_size"]
-    if processes != args.world_size:
-        numbers = f"There are now {args.world_size} processes (before: {processes}). " if record is None else ""
+    if processes != (now := training.sizes["world_size"]):
+        numbers = f"There are now {now} processes (before: {processes}). " if record is None else ""
         sentences.append(
             f"{numbers}Random numbers start from the seed, since the checkpoint's states are those of another "
             "number of processes."

@@ -129,13 +129,14 @@ class TrainingRun:
             complete epochs, and micro-batches done in the next epoch.
         """
         trainer, plan = self.trainer, self.plan
-        callbacks = [*trainer.callback_handler.callbacks, trainer.control]
-        trainer.state = TrainerState(stateful_callbacks=list(filter(is_exportable, callbacks)))
-        trainer.state.is_hyper_param_search = self.trial is not None
-        trainer.state.train_batch_size = trainer.session.train_batch_size
-        trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
+        else:
+            callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+            trainer.state = TrainerState(stateful_callbacks=list(filter(is_exportable, callbacks)))
+            trainer.state.is_hyper_param_search = self.trial is not None
+            trainer.state.train_batch_size = trainer.session.train_batch_size
+            trainer.state.compute_steps(trainer.args, plan.max_steps)
         plan = self.plan = self.plan.skip_windows(len(self.step.health.skipped_windows), trainer.args)
         self.windows.set_epoch_length(plan.micro_batches_per_epoch)
         saved_params = trainer.state.trial_params
@@ -150,14 +151,13 @@ class TrainingRun:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
         self.evaluation_due = pop_interrupted_evaluation(trainer.state)
-        self.loaded_record = read_resume_record(checkpoint, trainer.args.process_index)
-        size = trainer.session.train_batch_size
-        training = TrainingSizes(trainer.args, trainer.state, plan, size)
+        record = self.loaded_record = read_resume_record(checkpoint, trainer.args.process_index)
+        training = TrainingSizes(trainer.args, trainer.state, plan, trainer.session.train_batch_size, record)
         loader = self.windows.loader
-        position = self.resumed_at = find_position(self.loaded_record, training, loader)
+        position = self.resumed_at = find_position(training, loader)
         # A search changes arguments on purpose; a rollback would repeat the warning.
         if self.trial is None and not self.step.health.rollback_counts:
-            warn_of_differences(checkpoint, self.loaded_record, training, position, loader)
+            warn_of_differences(checkpoint, training, position, loader)
         self.surplus_steps = position.surplus_steps
         self._has_layout_changed = position.description is not None
         self.plan = plan.add_surplus_steps(self.surplus_steps, trainer.args)
@@ -239,9 +239,8 @@ class TrainingRun:
     def announce(self) -> None:
         """Log the length of the training, as transformers does."""
         trainer, args, plan = self.trainer, self.trainer.args, self.plan
-        trained = [parameter for parameter in list_parameters(trainer.model) if parameter.requires_grad]
         # Sharded parameters of DeepSpeed have their full size in `ds_numel`.
-        num_parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        sizes = [getattr(p, "ds_numel", p.numel()) for p in list_parameters(trainer.model) if p.requires_grad]
         logger.info("***** Running training *****")
         logger.info(f"  Num examples = {plan.num_examples:,}")
         logger.info(f"  Num Epochs = {plan.num_train_epochs:,}")
@@ -251,7 +250,7 @@ class TrainingRun:
         logger.info(f"  Total train batch size (w. parallel, distributed & accumulation) = {batch_size:,}")
         logger.info(f"  Gradient Accumulation steps = {args.gradient_accumulation_steps}")
         logger.info(f"  Total optimization steps = {plan.max_steps:,}")
-        logger.info(f"  Number of trainable parameters = {num_parameters:,}")
+        logger.info(f"  Number of trainable parameters = {sum(sizes):,}")
         if self.checkpoint is not None:
             epochs, step = self.first_epoch, trainer.state.global_step
             logger.info(f"  Resuming training from checkpoint with epoch {epochs} and global step {step}")

@@ -275,7 +275,7 @@ class StepRunner:
 
     @functools.cached_property
     def _overrides_log_save_evaluate(self) -> bool:
-        return bool(find_overrides(self.trainer, ["_maybe_log_save_evaluate"]))
+        return bool(find_overrides(self.trainer, "_maybe_log_save_evaluate"))
 
     def run_step_done_callback(self) -> None:
         if self.on_step_done is not None:

@@ -77,7 +77,7 @@ def clear_gradients(model: Any, parameters: list[nn.Parameter] | None = None) ->
 
 def move_model(model: Any, device: torch.device) -> None:
     """Move a model, unless it is immovable or known to be on the device."""
-    if not is_immovable(model) and not (_has_torch_move(model) and is_on_device(model, device)):
+    if not (_has_torch_move(model) and is_on_device(model, device)) and not is_immovable(model):
         model.to(device)
 
 

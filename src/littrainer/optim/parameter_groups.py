@@ -12,23 +12,20 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-# Matched in lower case below each ancestor, so that a module called `norm` also exempts its children.
+# Matched in lower case in the whole name, so that a module called `norm` also exempts its children.
 EXEMPT_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 EXEMPT_LAYERS = (nn.LayerNorm,)
 # Index of the group before a split by device mesh.
 GROUP_INDEX = "part_of_group"
 
 
-def get_decayed_parameter_names(model: nn.Module) -> list[str]:
+def get_decayed_parameter_names(model: nn.Module, prefix: str = "") -> list[str]:
     """Return the parameters with weight decay: all but biases, norms and contents of `torch.nn.LayerNorm`."""
     names: list[str] = []
     for child_name, child in model.named_children():
-        if isinstance(child, EXEMPT_LAYERS):
-            continue
-        below = (f"{child_name}.{name}" for name in get_decayed_parameter_names(child))
-        names.extend(name for name in below if not _is_exempt(name))
-    names.extend(name for name in model._parameters if not _is_exempt(name))
-    return names
+        if not isinstance(child, EXEMPT_LAYERS):
+            names += get_decayed_parameter_names(child, f"{prefix}{child_name}.")
+    return names + [name for own in model._parameters if not EXEMPT_NAMES.search((name := prefix + own).lower())]
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
@@ -51,10 +48,6 @@ def _split_by_mesh(index: int, parameters: list[nn.Parameter], weight_decay: flo
     if len(parts) < 2:
         return [{"params": parameters, "weight_decay": weight_decay}]
     return [{"params": part, "weight_decay": weight_decay, GROUP_INDEX: index} for part in parts.values()]
-
-
-def _is_exempt(name: str) -> bool:
-    return EXEMPT_NAMES.search(name.lower()) is not None
 
 
 # Keys set by TrainingArguments, not by the state.

@@ -49,11 +49,11 @@ class _DropInfo(logging.Filter):
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Silence Lightning within a block; nested and parallel trainings have separate filters."""
-    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
+    loggers = [*map(logging.getLogger, NOISY_LOGGERS)]
     log_filter = _DropInfo()
     # New tuples, since they are removed by identity.
     filters = [("ignore", text, Warning, None, 0) for text in SILENCED_WARNINGS]
-    ids = {id(entry) for entry in filters}
+    ids = {*map(id, filters)}
     with _filters_lock:
         for logger in loggers:
             logger.addFilter(log_filter)

@@ -58,9 +58,9 @@ def hyperparameter_search(
         )
     if key == HPSearchBackend.RAY and get_remote_url(trainer.args.output_dir):
         raise ValueError("The trials of Ray Tune are not uploaded to an output_dir that is a URL. Give a folder.")
-    if trainer.train_dataset is None and not find_overrides(trainer, ["get_train_dataloader"]):
+    if trainer.train_dataset is None and not find_overrides(trainer, "get_train_dataloader"):
         raise ValueError("hyperparameter_search needs a train_dataset: pass one to the Trainer.")
-    if trainer.eval_dataset is None and not find_overrides(trainer, ("evaluate", "get_eval_dataloader", "_evaluate")):
+    if trainer.eval_dataset is None and not find_overrides(trainer, "evaluate", "get_eval_dataloader", "_evaluate"):
         raise ValueError(
             "hyperparameter_search compares evaluations, and there is no eval_dataset: pass one to the Trainer."
         )

@@ -23,9 +23,8 @@ from littrainer.runtime.lazy_isinstance import is_a, loaded_classes
 
 
 def is_sharded(model: nn.Module) -> bool:
-    kinds = loaded_classes("sharded tensor")
-    sharded = [kind for kind in set(map(type, model.parameters())) if issubclass(kind, kinds)]
-    return bool(sharded) or has_flat_shards(model)
+    kinds = (*loaded_classes("sharded tensor"), *loaded_classes("flat sharded module"))
+    return bool([kind for kind in {*map(type, (*model.parameters(), *list_modules(model)))} if issubclass(kind, kinds)])
 
 
 def has_flat_shards(model: nn.Module) -> bool:
@@ -112,7 +111,7 @@ def get_optimizer_parameter_names(model: nn.Module, optimizer: Any) -> list[str]
 def is_keyed_by_name(state: Any) -> bool:
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     members = [member for group in groups for member in group["params"]] if isinstance(groups, list) else []
-    return any(isinstance(member, str) for member in members)
+    return str in map(type, members)
 
 
 def key_by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:

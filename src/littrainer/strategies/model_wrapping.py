@@ -33,8 +33,7 @@ def wrap_for_training(trainer: TrainerContext, wrap: Callable[[nn.Module], nn.Mo
         wrap: the Trainer's overridable `_wrap_model`.
     """
     model = trainer.model
-    is_wrapped = any(module is model for module in trainer.model_wrapped.modules())
-    current = trainer.model_wrapped if is_wrapped else model
+    current = trainer.model_wrapped if id(model) in map(id, trainer.model_wrapped.modules()) else model
     if (
         current is not model
         and is_wrapped_by_trainer(current, model)
@@ -60,9 +59,8 @@ def autocast_and_compile(
         wrapped: the model, or its compiled module of an earlier training.
     """
     dtype = get_autocast_dtype(args)
-    plan = get_sharding_plan(args)
     # FSDP2 has its own mixed precision policy.
-    if dtype is not None and (plan is None or plan.version == 1):
+    if dtype is not None and getattr(get_sharding_plan(args), "version", 1) == 1:
         autocast_forward(model, args.device.type, dtype)
     if wrapped is not None and wrapped is not model:
         return wrapped

@@ -91,13 +91,13 @@ def get_shared_loggers(callbacks: Iterable[Any]) -> list[Any]:
 def add_logger_trackers(source: KeywordSource, handler: CallbackHandler) -> None:
     """Add trackers for the loggers in `lightning={"logger": ...}`, as for loggers in `report_to`."""
     keyword = get_lightning_keywords(source).get("logger")
-    if count_development_batches(source):
+    if not keyword or count_development_batches(source):
         return
     if keyword is True:
         keyword = source.lightning_keywords["logger"] = [_default_logger(source.args.output_dir)]
     callbacks = [callback for callback in handler.callbacks if isinstance(callback, LightningLoggersCallback)]
     present = {id(tracker.lightning_logger) for callback in callbacks for tracker in callback.trackers}
-    loggers = keyword if isinstance(keyword, (list, tuple)) else [keyword] if keyword else []
+    loggers = keyword if isinstance(keyword, (list, tuple)) else [keyword]
     new = [logger for logger in loggers if id(logger) not in present]
     if new:
         handler.add_callback(LightningLoggersCallback(new))

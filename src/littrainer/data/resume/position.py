@@ -81,8 +81,8 @@ class DataPosition:
 
 def find_changed_sizes(now: Mapping[str, Any], then: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
     """Return the names of the sizes that differ; a size of None is unknown, and equals every size."""
-    names = [name for name in SIZES if name not in ignored and None not in (now.get(name), then.get(name))]
-    return [name for name in names if now[name] != then[name]]
+    pairs = {name: (now.get(name), then.get(name)) for name in SIZES if name not in ignored}
+    return [name for name, (size, saved) in pairs.items() if None not in (size, saved) and size != saved]
 
 
 def describe_sizes(now: Mapping[str, Any], then: Mapping[str, Any], names: Collection[str]) -> str:

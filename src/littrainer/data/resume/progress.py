@@ -217,7 +217,7 @@ class DataProgress:
 
     @property
     def _is_reader(self) -> bool:
-        return self._dispatch is None or self._dispatch.reads
+        return bool(getattr(self._dispatch, "reads", True))
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class DataProgress:
         if has_reporting_workers(loader):
             batches = self.workers.batches(batches)
         if position is not None:
-            self._reach_position(batches, num_to_skip, data)
+            self._reach_position(batches, num_to_skip, data, is_by_index)
         return batches
 
     def _get_data(self, loader: Any) -> dict[str, Any]:
@@ -342,8 +342,8 @@ class DataProgress:
                 attributes["generator"] = torch.Generator()
         return attributes
 
-    def _reach_position(self, batches: Iterator[Any], number: int, data: dict[str, Any]) -> None:
-        if can_skip_by_index(self._loader):
+    def _reach_position(self, batches: Iterator[Any], number: int, data: dict[str, Any], is_by_index: bool) -> None:
+        if is_by_index:
             if self._is_reader:
                 self._remaining.skip()
         elif not _can_load_state(self._loader, data):
@@ -428,8 +428,9 @@ def find_epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
 
 def _find_generators(loader: Any) -> dict[str, torch.Generator]:
     owners = _find_generator_owners(loader).items()
-    generators = {name: getattr(owner, "generator", None) for name, owner in owners}
-    return {name: value for name, value in generators.items() if isinstance(value, torch.Generator)}
+    return {
+        name: own for name, owner in owners if isinstance(own := getattr(owner, "generator", None), torch.Generator)
+    }
 
 
 def get_generator_states(loader: Any) -> dict[str, torch.Tensor]:
@@ -444,10 +445,9 @@ def set_generator_states(loader: Any, states: dict[str, torch.Tensor]) -> None:
 
 def get_order_attributes(loader: Any) -> dict[str, int]:
     sampler = _find_generator_owners(loader)["sampler"]
-    values = {name: getattr(sampler, name, None) for name in ORDER_ATTRIBUTES}
-    return {name: value for name, value in values.items() if isinstance(value, int)}
+    return {name: value for name in ORDER_ATTRIBUTES if isinstance(value := getattr(sampler, name, None), int)}
 
 
 def set_order_attributes(loader: Any, values: dict[str, int]) -> None:
-    for name in values.keys() & get_order_attributes(loader).keys():
+    for name in values and values.keys() & get_order_attributes(loader).keys():
         setattr(_find_generator_owners(loader)["sampler"], name, values[name])
