@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -86,6 +87,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+# Can be entered repeatedly.
+NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
 class TrainerHooks(TrainerAttributesBase):

@@ -31,7 +31,7 @@ from littrainer.distributed.collectives import raise_on_all_ranks, sum_across_pr
 from littrainer.distributed.layout import set_layout_from_model, tensor_parallel_size
 from littrainer.evaluation.loop import EvaluationLoop
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput, speed_metrics
-from littrainer.hooks import TrainerHooks
+from littrainer.hooks import NO_CONTEXT, TrainerHooks
 from littrainer.hub.model_card import Texts
 from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
 from littrainer.hub.repository import make_repository
@@ -383,7 +383,7 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             cache_enabled: as in `torch.autocast`.
         """
-        return nullcontext()
+        return NO_CONTEXT
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any, total_train_batch_size: int | None = None

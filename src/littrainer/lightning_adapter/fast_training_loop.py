@@ -129,13 +129,10 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     @property
     def done(self) -> bool:
-        if not self._is_fast or self.trainer.should_stop or self.max_steps != -1:
+        progress, pl_trainer = self.batch_progress, self.trainer
+        if not self._is_fast or pl_trainer.should_stop or self.max_steps != -1:
             return super().done
-        return self._is_end_of_epoch()
-
-    def _is_end_of_epoch(self) -> bool:
-        progress = self.batch_progress
-        return progress.is_last_batch or progress.current.ready == self.trainer.fit_loop.max_batches
+        return progress.is_last_batch or progress.current.ready == pl_trainer.fit_loop.max_batches
 
     def on_iteration_done(self) -> None:
         is_resuming = getattr(self, "_resuming_from_checkpoint", False)
@@ -170,7 +167,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         self._notify("on_train_batch_start", batch, batch_idx)
         total.started += 1
         current.started += 1
-        is_end_of_epoch = self._is_end_of_epoch()
+        is_end_of_epoch = progress.is_last_batch or current.ready == pl_trainer.fit_loop.max_batches
         should_step = current.ready % pl_trainer.accumulate_grad_batches == 0 or is_end_of_epoch
         self._has_stepped = should_step
         outputs: Any

@@ -411,7 +411,8 @@ class AfterUserCallbacks(_Events):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
-        self._note_stop(trainer, is_due=batch.is_last_of_step)
+        if trainer.should_stop or self._is_stop_requested:
+            self._note_stop(trainer, is_due=batch.is_last_of_step)
         self.run.step.end_micro_batch(batch)
         self._stop_if_requested(trainer)
 

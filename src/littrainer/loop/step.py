@@ -200,7 +200,8 @@ class StepRunner:
         self.speed.enter("other")
         if not micro_batch.is_last_of_step:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
-            self.sync_control_flags(STOPPING_FLAGS)
+            if self._flags is not None:
+                self.sync_control_flags(STOPPING_FLAGS)
             return
         clear_gradients(trainer.model, trainer.session.clipped_parameters)
         trainer.session.clipped_parameters = None
