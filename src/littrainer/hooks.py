@@ -435,11 +435,13 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _prepare_input(self, data: Any) -> Any:
         if isinstance(data, torch.Tensor):
-            config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
                 from littrainer.strategies.deepspeed import cast_to_engine_dtype
 
                 data = cast_to_engine_dtype(self.args, data)
+            if data.device == self.args.device:
+                return data
+            config: Any = self.args.accelerator_config
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, (dict, Mapping)):
             kind: Any = type(data)

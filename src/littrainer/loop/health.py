@@ -38,6 +38,8 @@ MIN_NORMS = 20
 MAX_ROLLBACKS_PER_STEP = 10
 # Limit of unread numbers on the device, since each takes half a kilobyte of GPU memory.
 MAX_UNREAD = 16_384
+# Entries of `HealthGuard.unread` for each number.
+UNREAD_FIELDS = 5
 LABELS, LOSS, NORM = "labels", "loss", "norm"
 # `Fault.first` of a spike: no value is non-finite.
 SPIKE = "nothing"
@@ -116,7 +118,8 @@ class HealthGuard(StepPolicy):
         skipped_windows: epoch and number of the first micro-batch of each window that is skipped.
         rollback_counts: rollbacks by optimizer step.
         losses: sum of all losses up to each saved optimizer step.
-        unread: losses, norms and label counts on the device, with kind and position.
+        unread: kind, step, epoch, micro-batch and value of each loss, norm and label count on the device. The list is
+            flat, since a tuple for each number would start Python's garbage collection earlier.
     """
 
     _windows = weak_property("_windows_reference")
@@ -125,7 +128,7 @@ class HealthGuard(StepPolicy):
         self.on_nonfinite, self.spike_factor = on_nonfinite, spike_factor
         self.skipped_windows: list[tuple[int, int]] = []
         self.recent_norms: deque[float] = deque(maxlen=MAX_NORMS)
-        self.unread: list[tuple[str, int, int, int, Any]] = []
+        self.unread: list[Any] = []
         self.values = HostValues()
         self.rollback_counts: Counter[int] = Counter()
         self.losses: dict[int, float] = {}
@@ -212,7 +215,9 @@ class HealthGuard(StepPolicy):
             self._warn(f"{fault.text} {self._describe_resume()}", on_all_ranks=not (can_gather or is_of_weights))
 
     def _pop_readings(self) -> list[_Reading]:
-        unread, self.unread = [entry for entry in self.unread if entry[-1] is not None], []
+        columns = [self.unread[field::UNREAD_FIELDS] for field in range(UNREAD_FIELDS)]
+        self.unread = []
+        unread = [entry for entry in zip(*columns, strict=True) if entry[-1] is not None]
         if not unread:
             return []
         values = self.values.to_list([value for *_, value in unread])

@@ -21,7 +21,7 @@ from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.collectives import SynchronizedFlags
 from littrainer.loop.batch_errors import note_batch
 from littrainer.loop.clock import Clock
-from littrainer.loop.health import LABELS, LOSS, MAX_UNREAD, NORM, RollbackRequested
+from littrainer.loop.health import LABELS, LOSS, MAX_UNREAD, NORM, UNREAD_FIELDS, RollbackRequested
 from littrainer.loop.loss_normalization import detect_loss_reduction
 from littrainer.loop.micro_batch_splitter import OomMicroBatchSplitter
 from littrainer.loop.overrides import find_overrides
@@ -119,7 +119,7 @@ class StepRunner:
                 self.run.windows.micro_batches_read - 1,
             )
             if self._labels_drawn is not None:
-                self.health.unread.append((LABELS, *self._window_position, self._labels_drawn))
+                self.health.unread += (LABELS, *self._window_position, self._labels_drawn)
             for policy in self.policies["on_window_begin"]:
                 policy.on_window_begin()
             trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
@@ -152,7 +152,7 @@ class StepRunner:
             reason = f"a {method} that does not call the Trainer's compute_loss"
             raise ValueError(f"chunked_loss=True cannot be combined with {reason}: leave out one of them.")
         step, epoch, _ = self._window_position
-        self.health.unread.append((LOSS, step, epoch, self.run.windows.micro_batches_read - 1, loss_copy))
+        self.health.unread += (LOSS, step, epoch, self.run.windows.micro_batches_read - 1, loss_copy)
         speed.enter("backward")
         # As in accelerate, the loss is divided by the gradient_accumulation_steps that a script set on
         # `trainer.accelerator`. An overridden training_step calls `accelerator.backward`, which divides already.
@@ -175,14 +175,14 @@ class StepRunner:
         trainer = self.trainer
         grad_norm = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=grad_norm)
-        self.health.unread.append((NORM, *self._window_position, self.grad_norm))
+        self.health.unread += (NORM, *self._window_position, self.grad_norm)
         if self.policies["should_skip_step"]:
             try:
                 self.is_step_skipped = any(policy.should_skip_step() for policy in self.policies["should_skip_step"])
             except RollbackRequested:
                 trainer.session.lightning.end_without_callbacks()
                 raise
-        if len(self.health.unread) >= MAX_UNREAD:
+        if len(self.health.unread) >= MAX_UNREAD * UNREAD_FIELDS:
             self.health.check()
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
         trainer.update_guard.hold()
@@ -249,7 +249,7 @@ class StepRunner:
             return
         loss = trainer.session.loss
         if is_due:
-            health.values.prefetch([*[value for *_, value in health.unread], *loss.unread(), self.grad_norm])
+            health.values.prefetch([*health.unread[UNREAD_FIELDS - 1 :: UNREAD_FIELDS], *loss.unread(), self.grad_norm])
             health.check(is_save_due=control.should_save)
         if control.should_save and health.on_nonfinite == "rollback":
             health.record_loss(trainer.state.global_step, loss)
