@@ -88,7 +88,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Can be entered repeatedly.
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()
 
 
