@@ -221,7 +221,10 @@ class HealthGuard(StepPolicy):
         if not unread:
             return []
         values = self.values.to_list([value for *_, value in unread])
-        readings = [_Reading(*entry[:-1], value) for entry, value in zip(unread, values, strict=True)]
+        readings = [
+            _Reading(kind, step, epoch, micro_batch, value)
+            for (kind, step, epoch, micro_batch, _), value in zip(unread, values, strict=True)
+        ]
         labels = [reading.value for reading in readings if reading.kind == LABELS]
         self._counted_steps += len(labels)
         self._unlabelled_steps += labels.count(0)
