@@ -412,10 +412,10 @@ class TrainerHooks(TrainerAttributesBase):
         args = self.args
         # With `auto_micro_batch` the number of passes differs between processes.
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
-        context = self.compute_loss_context_manager()
+        agreed = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
-            context = sync_forward_failures(context, args, step - self.session.first_step, is_trial)
-        with context:
+            agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
+        with self.compute_loss_context_manager(), agreed:
             keywords = {"return_outputs": True} if args.log_loss_terms else {}
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **keywords)
         if args.log_loss_terms:
@@ -442,7 +442,7 @@ class TrainerHooks(TrainerAttributesBase):
                 return data
             config: Any = self.args.accelerator_config
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
-        if isinstance(data, (dict, Mapping)):
+        if isinstance(data, (dict, Mapping)):  # A `dict` is recognized faster than a `Mapping`.
             kind: Any = type(data)
             return kind({name: self._prepare_input(value) for name, value in data.items()})
         if isinstance(data, (tuple, list)):

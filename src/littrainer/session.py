@@ -478,7 +478,8 @@ def train_with_batch_size(
     run = trainer.session.run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
     # Refuse another user's checkpoint folders now, rather than at the save that would replace them.
-    with raise_on_all_ranks(f"looking into {(folder := run.folder)}"):
+    folder = run.folder
+    with raise_on_all_ranks(f"looking into {folder}"):
         steps = range(trainer.state.global_step + 1, run.plan.max_steps + 1)
         get_store(folder).refuse_foreign_folders(steps)
     run.announce()

@@ -695,12 +695,12 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             inputs: the micro-batch with the model's main input.
         """
+        main_input = getattr(self.model, "main_input_name", "input_ids")
+        if main_input not in inputs or not hasattr(self.model, "num_parameters"):
+            return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
             self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
-        if not self._parameters_without_embeddings:
-            return 0
-        main_input = getattr(self.model, "main_input_name", "input_ids")
-        return 6 * inputs[main_input].numel() * self._parameters_without_embeddings if main_input in inputs else 0
+        return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------
 

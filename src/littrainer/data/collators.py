@@ -156,28 +156,28 @@ class RemoveColumnsCollator:
         model_name: str | None = None,
         description: str | None = None,
     ):
-        self.data_collator, self.signature_columns = data_collator, frozenset(signature_columns)
+        self.data_collator, self.signature_columns = data_collator, signature_columns
         self.logger, self.model_name, self.description = logger, model_name, description
         self.message_logged = False
         # Ordered set.
         self.dropped: dict[str, None] = {}
 
     def __call__(self, features: Sequence[Any]) -> Any:
-        rows = []
+        columns, rows = frozenset(self.signature_columns), []
         for feature in features:
-            if isinstance(feature, dict) and feature.keys() <= self.signature_columns:
+            if isinstance(feature, dict) and feature.keys() <= columns:
                 # A copy, since collators pop entries; inline for speed.
                 rows.append(dict(feature))
             else:
-                rows.append(self._remove_columns(feature))
+                rows.append(self._remove_columns(feature, columns))
         return self.data_collator(rows)
 
-    def _remove_columns(self, feature: Any) -> Any:
+    def _remove_columns(self, feature: Any, columns: frozenset[str]) -> Any:
         if not isinstance(feature, dict):
             return feature
-        if not feature.keys() <= self.signature_columns | self.dropped.keys():
+        if not feature.keys() <= columns | self.dropped.keys():
             self.record_extra_columns(feature)
-        return {name: value for name, value in feature.items() if name in self.signature_columns}
+        return {name: value for name, value in feature.items() if name in columns}
 
     def record_extra_columns(self, feature: Any) -> None:
         if not isinstance(feature, dict):

@@ -67,6 +67,7 @@ class FastEpochLoop(_TrainingEpochLoop):
 
     _is_fast = False
     _has_stepped = False
+    _has_listeners = False
     # Set only during an epoch, so that they keep no loader with worker processes alive.
     _module: Any = None
     _batches: Any = None
@@ -228,7 +229,7 @@ class FastEpochLoop(_TrainingEpochLoop):
         scaling, optimizer = module.scaling, self._strategy.optimizers[0]
         if scaling is not None:
             scaling.unscale(optimizer)
-        if len(self.trainer.callbacks) > NUM_TRAINER_CALLBACKS:  # type: ignore[attr-defined]
+        if self._has_listeners:
             self._notify("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
         module.step.update(module.step_optimizer, module.step_custom_scheduler)
@@ -246,11 +247,12 @@ class FastEpochLoop(_TrainingEpochLoop):
             self._notify_zero_grad()
         scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
         has_user_callbacks = len(self.trainer.callbacks) > NUM_TRAINER_CALLBACKS  # type: ignore[attr-defined]
-        if has_user_callbacks:
+        has_listeners = self._has_listeners = has_user_callbacks or not module.__dict__.keys().isdisjoint(HOOKS)
+        if has_listeners:
             self._notify("on_before_backward", scaled)
         module.__dict__["_current_fx_name"] = "backward"
         module.backward(scaled)
-        if has_user_callbacks:
+        if has_listeners:
             self._notify("on_after_backward")
         self._strategy.post_backward(scaled)
         return {"loss": loss.detach().clone()} if has_user_callbacks else {}

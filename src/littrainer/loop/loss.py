@@ -353,7 +353,7 @@ class RunningLoss:
         except AttributeError:
             raise invalid_loss_error(loss, "training_step or compute_loss") from None
         if not can_be_pending or filter_non_finite is not self._is_filtered or len(self._pending) >= self.MAX_PENDING:
-            self._add_pending()
+            self._add_pending(on_host=len(self._pending) >= self.MAX_PENDING)
             self._is_filtered = filter_non_finite
         # CUDA graphs of a compiled model overwrite the loss.
         loss_copy = loss.detach().clone()
@@ -374,11 +374,11 @@ class RunningLoss:
         """Return the tensors that make up the sum since the last log."""
         return [self._sum, *self._pending]
 
-    def _add_pending(self) -> None:
+    def _add_pending(self, on_host: bool = True) -> None:
         tensors = self.unread()
         pending = list(zip(self._pending, self._pending_steps, strict=True))
         self._pending, self._pending_steps = [], []
-        if pending:
+        if on_host and pending:
             numbers = np.array(self.values.to_list(tensors), dtype=np.float32)
             if not self._is_filtered or np.isfinite(numbers[1:]).all():
                 # In float32 and in order, as torch adds.

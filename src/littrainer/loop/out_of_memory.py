@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -84,24 +84,20 @@ def has_memory_for(args: TrainingArguments, run: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def sync_forward_failures(
-    context: AbstractContextManager[Any], args: TrainingArguments, steps: int, is_trial: bool
-) -> Iterator[None]:
-    """Enter a context, and raise errors of a forward pass in all processes, if training continues after them.
+def sync_forward_failures(args: TrainingArguments, steps: int, is_trial: bool) -> Iterator[None]:
+    """Raise errors of a forward pass in all processes, if training continues after them.
 
     These are out-of-memory errors of the first steps under `auto_find_batch_size`, and all errors in a trial of a
     hyperparameter search.
     """
     searches_size = args.auto_find_batch_size and steps < MAX_AGREED_STEPS
     if not (searches_size or is_trial) or args.world_size == 1:
-        with context:
-            yield
+        yield
         return
     ran_out = False
     with raise_on_all_ranks("a forward pass") if is_trial else nullcontext():
         try:
-            with context:
-                yield
+            yield
         except Exception as error:
             if not (searches_size and is_out_of_memory(error)):
                 raise

@@ -103,9 +103,6 @@ def _has_shifted_labels(model: Any) -> bool:
 
 
 def count_parameters_without_embeddings(model: Any) -> int:
-    """Return the number, or 0 for a model that cannot count its parameters."""
-    if not hasattr(model, "num_parameters"):
-        return 0
     if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         return model.num_parameters(exclude_embeddings=True)
     # `num_parameters` would count DeepSpeed's local shard.

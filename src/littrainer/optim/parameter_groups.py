@@ -25,7 +25,8 @@ def get_decayed_parameter_names(model: nn.Module, prefix: str = "") -> list[str]
     for child_name, child in model.named_children():
         if not isinstance(child, EXEMPT_LAYERS):
             names += get_decayed_parameter_names(child, f"{prefix}{child_name}.")
-    return names + [name for own in model._parameters if not EXEMPT_NAMES.search((name := prefix + own).lower())]
+    own_names = [prefix + name for name in model._parameters]
+    return names + [name for name in own_names if not EXEMPT_NAMES.search(name.lower())]
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:

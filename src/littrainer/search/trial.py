@@ -239,7 +239,7 @@ def get_trial_id(backend: Any, trial: Any) -> Any:
 
 def get_trial_folder(search: SearchState, output_dir: str, trial: Any) -> str:
     """Return the folder of a training's checkpoints, in a search with the trial's name."""
-    if trial is None or search.backend is None:
+    if not is_search_trial(search, trial):
         return output_dir
     name = f"run-{get_trial_id(search.backend, trial)}" if search.name is None else search.name(trial)
     if not isinstance(name, str) or not name:

@@ -111,7 +111,7 @@ def get_optimizer_parameter_names(model: nn.Module, optimizer: Any) -> list[str]
 def is_keyed_by_name(state: Any) -> bool:
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     members = [member for group in groups for member in group["params"]] if isinstance(groups, list) else []
-    return str in map(type, members)
+    return any(isinstance(member, str) for member in members)
 
 
 def key_by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def autocast_and_compile(
     """
     dtype = get_autocast_dtype(args)
     # FSDP2 has its own mixed precision policy.
-    if dtype is not None and getattr(get_sharding_plan(args), "version", 1) == 1:
+    plan = get_sharding_plan(args)
+    if dtype is not None and (plan is None or plan.version == 1):
         autocast_forward(model, args.device.type, dtype)
     if wrapped is not None and wrapped is not model:
         return wrapped

@@ -243,7 +243,8 @@ class AcceleratorFacade:
         tensors: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # The wrapper of FSDP version 1 reduces the norm over the processes.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            if hasattr(type(wrapper), "clip_grad_norm_") and {*map(id, wrapper.parameters())} == {*map(id, tensors)}:
+            has_method = wrapper is not self.module and hasattr(wrapper, "clip_grad_norm_")
+            if has_method and {*map(id, wrapper.parameters())} == {*map(id, tensors)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_gradient_norm(tensors, max_norm, norm_type)
 

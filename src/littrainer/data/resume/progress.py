@@ -217,7 +217,7 @@ class DataProgress:
 
     @property
     def _is_reader(self) -> bool:
-        return bool(getattr(self._dispatch, "reads", True))
+        return self._dispatch is None or self._dispatch.reads
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
@@ -449,5 +449,5 @@ def get_order_attributes(loader: Any) -> dict[str, int]:
 
 
 def set_order_attributes(loader: Any, values: dict[str, int]) -> None:
-    for name in values and values.keys() & get_order_attributes(loader).keys():
+    for name in values.keys() & get_order_attributes(loader).keys():
         setattr(_find_generator_owners(loader)["sampler"], name, values[name])
