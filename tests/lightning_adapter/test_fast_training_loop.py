@@ -128,6 +128,23 @@ BOTH_LOOPS = pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "lig
 
 
 @BOTH_LOOPS
+@pytest.mark.parametrize("hook", ["on_before_backward", "on_after_backward", "on_before_optimizer_step"])
+def test_a_hook_that_a_forward_pass_sets_on_the_module_is_called_at_once(
+    tmp_path: Path, is_fast: bool, hook: str
+) -> None:
+    calls = Mock()
+
+    class SettingTrainer(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == 3:
+                setattr(self.lightning_module, hook, calls)
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = run(tmp_path, is_fast, SettingTrainer, [], num_train_epochs=1)
+    assert calls.call_count == trainer.state.global_step - 3 == 4
+
+
+@BOTH_LOOPS
 def test_a_callback_that_is_added_within_an_epoch_is_called(tmp_path: Path, is_fast: bool) -> None:
     late = Recorder(("on_train_batch_start",))
 
