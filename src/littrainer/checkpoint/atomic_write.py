@@ -29,7 +29,8 @@ DELETED_SUFFIX = ".deleted"
 RANK_SUFFIX = ".process"
 TORCH_WRITE_ERRORS = ("iostream error", "inline_container.cc", "file write failed")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# Files that make a folder a checkpoint; deletions begin with them, so that an interrupt leaves no damaged checkpoint.
+# Files that make a folder a checkpoint. A deletion in place begins with them, so that an interrupt leaves no damaged
+# checkpoint.
 MARKER_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 # Parts of a path that log messages leave out.
 STAGING_PATH = re.compile(rf"{re.escape(STAGING_DIR + os.sep)}|(?<=\d){re.escape(RANK_SUFFIX)}\d+")

@@ -76,7 +76,7 @@ def file_record(path: str | os.PathLike[str]) -> FileRecord:
 
 
 def list_files(folder: Path, with_links: bool = False) -> list[str]:
-    """Return the files that a new manifest would list; `with_links` also lists symlinks, as in downloaded folders."""
+    """Return the files that a new manifest would list; `with_links` adds links to files, as in downloaded folders."""
     return [name for name, _ in _scan_entries(folder, with_links)]
 
 

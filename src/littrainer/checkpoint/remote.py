@@ -63,7 +63,8 @@ class RemoteRun:
         self.folder, self.remote = folder, RemoteFolder(str(get_remote_url(folder)))
         self.manifests: dict[str, bytes] = {}
         self.foreign, self.deleted, self.deferred, self.rotated, self._warned = (set[str]() for _ in range(5))
-        # Checkpoint -> files uploaded before its manifest; files that the manifest lacks are deleted after its upload.
+        # Checkpoint -> files uploaded before its manifest; files that the manifest lacks, since the checkpoint
+        # was thinned meanwhile, are deleted after its upload.
         self._partial_uploads: dict[str, set[str]] = {}
         self.earlier: dict[str, bytes | None] = {}
         self._uploaded = _parse_json_object(_read_bytes(folder / UPLOADED_MANIFESTS_NAME), self.remote.url)
@@ -234,7 +235,7 @@ class RemoteRun:
                     logger.warning("Waiting for the upload of %s to %s.", self.folder, self.remote.url)
             if thread.is_alive():
                 self._error = TimeoutError(f"No object was uploaded for {seconds:g} s (hang_timeout).")
-            # If the thread ended just before `start` requested an upload, the next round uploads.
+            # If the thread was ending when `start` requested an upload, the next round uploads.
             elif self._error is None and not self._is_requested:
                 return
         raise RemoteFolderError(
@@ -292,7 +293,7 @@ class RemoteRun:
     def keep_or_rotate(self, path: str) -> bool:
         """Return True if this checkpoint or a newer checkpoint has to be uploaded first; else mark this as rotated."""
         name, local = Path(path).name, self.local_checkpoints() if Path(path).parent == self.folder else []
-        # Newer checkpoints at the URL may be deleted locally.
+        # Newer checkpoints at the URL may no longer exist locally.
         names = _highest_first([*local, *(self.manifests.keys() - self.earlier.keys())])
         must_stay = name in local and not any(map(self._is_uploaded, names[: names.index(name) + 1]))
         if not must_stay and name in local:
@@ -406,7 +407,7 @@ def upload_files(folder: Path | str, write: Callable[[str, Path], None] | None =
     )
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and checkpoint_step(name) is None]
-        # A nested run uploads its own folder.
+        # A nested run uploads its own folder, so its URL may be newer than the folder.
         if Path(parent) != Path(folder) and not {UPLOADED_MANIFESTS_NAME, UPLOADED_FILES_NAME}.isdisjoint(names):
             folders[:], names[:] = [], []
         for path in (Path(parent, name) for name in names if not name.startswith(".")):

@@ -47,7 +47,7 @@ def sort_checkpoints(
         output_dir: the folder that contains them.
         checkpoint_prefix: the part of their names before the step.
         use_mtime: sort by the order of writing, which manifests record; if a manifest is missing, by modification time,
-            or by step if these times are too close. Otherwise sort by step.
+            or by step if these times are too close. If False, sort by step.
         best_model_checkpoint: moved to the second to last position, so that rotation does not delete it.
     """
     pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")

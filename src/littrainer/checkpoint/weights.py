@@ -412,7 +412,7 @@ def find_nonfinite_weights(model: nn.Module, with_buffers: bool = False, optimiz
     return [name for name, weight in weights.items() if is_nonfinite(name, weight)]
 
 
-# ---- PEFT adapters, whose checkpoints have no other weights ----------------------------------------------------------
+# ---- PEFT adapters, whose checkpoints lack the frozen weights --------------------------------------------------------
 
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 # Trained parameters that PEFT does not save: p-tuning's encoder, and unfrozen base parameters.

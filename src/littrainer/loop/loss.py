@@ -41,8 +41,7 @@ class LossSettings(Protocol):
     label_smoother: Any
     model_accepts_loss_kwargs: bool
     label_names: list[str]
-    # True if losses are already divided by the window's label tokens. None means True if the model or the loss function
-    # takes `num_items_in_batch`, else False.
+    # True if losses are divided by the window's label tokens already; if None, `scale_for_accumulation` decides.
     loss_is_scaled_for_ga: bool | None
     current_gradient_accumulation_steps: int
     _loss_shifts_labels: bool

@@ -325,7 +325,7 @@ class TrainingRun:
         trainer.preemption.start()
 
     def _rerun_evaluation(self, switches: dict[str, bool]) -> None:
-        # The evaluation starts from the checkpoint's RNG states, and the first step from the states after it.
+        # As in an uninterrupted training, the evaluation starts from the RNG states of the save, before the next step.
         self._restore_random_states()
         for name, value in switches.items():
             setattr(self.trainer.control, name, value)
