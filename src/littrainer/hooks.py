@@ -43,11 +43,10 @@ from littrainer.data.columns import (
     make_unnamed_batch_error,
 )
 from littrainer.data.limits import count_development_batches, is_overfit_run
-from littrainer.data.loaders import PrefetchLoader, build_loader
+from littrainer.data.loaders import PrefetchLoader, build_loader, has_length
 from littrainer.data.packing import collate_with_labels, pack_documents
 from littrainer.data.resume.rng import get_rng_states
 from littrainer.data.samplers import make_evaluation_sampler, make_train_sampler, warn_about_dropped_lengths
-from littrainer.data.sharding import get_length
 from littrainer.data.token_batches import collate_up_to, find_length_groups, make_token_batch_sampler
 from littrainer.distributed.collectives import broadcast_object, raise_on_all_ranks, run_with_keepalive
 from littrainer.distributed.layout import get_process_layout
@@ -229,14 +228,14 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        if dataset is None or get_length(dataset) is None:
+        if dataset is None or not has_length(dataset):
             return None
         if is_overfit_run(self):
             return SequentialSampler(dataset)
         return make_train_sampler(self.args, dataset, self.processing_class)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        if eval_dataset is None or get_length(eval_dataset) is None:
+        if eval_dataset is None or not has_length(eval_dataset):
             return None
         return make_evaluation_sampler(self.args, eval_dataset, self.processing_class)
 

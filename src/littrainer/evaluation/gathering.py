@@ -344,10 +344,7 @@ class OutputCollector:
             *(BatchCollection(args.eval_do_concat_batches, rows) for _ in BatchOutputs._fields)
         )
         self.sample_lists = BatchOutputs(
-            *(
-                SampleLists(None if name == "predictions" else True, args.eval_do_concat_batches)
-                for name in BatchOutputs._fields
-            )
+            *(SampleLists(name != "predictions" or None, args.eval_do_concat_batches) for name in BatchOutputs._fields)
         )
         self.exact_loss: ExactLossMean | None = None
         if args.eval_loss_weighting != "batches":
