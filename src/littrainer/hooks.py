@@ -409,14 +409,14 @@ class TrainerHooks(TrainerAttributesBase):
         speed.enter("forward")
         step = self.state.global_step
         args = self.args
+        keywords = {"return_outputs": True} if args.log_loss_terms else {}
+        compute_loss: Callable[..., Any] = self.compute_loss
         # With `auto_micro_batch` the number of passes differs between processes.
         is_trial = self.hp_search_backend is not None and not args.auto_micro_batch
-        agreed = NO_CONTEXT
         if is_trial or args.auto_find_batch_size:
-            agreed = sync_forward_failures(args, step - self.session.first_step, is_trial)
-        with self.compute_loss_context_manager(), agreed:
-            keywords = {"return_outputs": True} if args.log_loss_terms else {}
-            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **keywords)
+            compute_loss = sync_forward_failures(args, step - self.session.first_step, is_trial)(compute_loss)
+        with self.compute_loss_context_manager():
+            value = compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **keywords)
         if args.log_loss_terms:
             value, _ = self.session.tracked.add_loss_terms(value)
         if args.torch_empty_cache_steps is not None and step % args.torch_empty_cache_steps == 0:
@@ -467,10 +467,10 @@ class TrainerHooks(TrainerAttributesBase):
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
         # Gradients are sharded only between connected processes, and never by DDP.
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            return False
         are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return are_connected and is_on_several_meshes(list_parameters(model))
+        if not are_connected or isinstance(model, nn.parallel.DistributedDataParallel):
+            return False
+        return is_on_several_meshes(list_parameters(model))
 
     def _mixed_mesh_grad_norm(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_gradient_norm(model.parameters(), max_norm)

@@ -94,6 +94,7 @@ class TrainingSession:
         update_guard: delays Ctrl-C during an update of the weights.
         first_step, first_input_tokens: optimizer steps and input tokens before this `train()`.
         flos: floating-point operations not yet added to the state.
+        main_input_name, parameters_without_embeddings: facts of the model in training, for counting its operations.
         micro_batches_in_window: of the current optimizer step.
         clipped_parameters: the model's parameter list, made to clip gradients and reused to clear them; None if
             clipping made no such list.
@@ -125,6 +126,8 @@ class TrainingSession:
     first_step: int = 0
     first_input_tokens: int = 0
     flos: float = 0
+    main_input_name: str | None = None
+    parameters_without_embeddings: int | None = None
     micro_batches_in_window: int = 1
     clipped_parameters: list[Any] | None = None
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
@@ -237,7 +240,6 @@ class TrainerAttributesBase(TrainerContext):
     # ---- Facts of the arguments and the model
     # Model class from which these facts were read.
     _described_model_class: type
-    _parameters_without_embeddings: int | None
     # Forward's parameters and labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
     # Description of a dataset -> its removed columns.
@@ -502,7 +504,6 @@ def _make_new_model(trainer: TrainerAttributesBase, trial: Any) -> None:
     seed_everything(args, args.seed if trial is not None else search.seed_for_model.get(args.seed))
     model = trainer.model = trainer.call_model_init(search.best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
-    trainer._parameters_without_embeddings = None
     if type(model) is not trainer._described_model_class:
         trainer._update_model_facts()
         trainer._signature_columns = None

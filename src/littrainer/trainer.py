@@ -170,15 +170,12 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
 
     def get_train_dataloader(self) -> Any:
         """Return the training DataLoader; override to supply another."""
-        if self.train_dataset is None:
+        dataset, batch_size, sampler_fn = self.train_dataset, self._train_batch_size, self._get_train_sampler
+        if dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
-        checks.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
+        checks.check_is_dataset(dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
-            dataset=self.train_dataset,
-            description="Training",
-            is_training=True,
-            sampler_fn=self._get_train_sampler,
-            batch_size=self._train_batch_size,
+            dataset=dataset, description="Training", is_training=True, sampler_fn=sampler_fn, batch_size=batch_size
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -695,12 +692,14 @@ class Trainer(LightningExtras, TrainerHooks, TrainerAttributes, EarlierTrainerMe
         Parameters:
             inputs: the micro-batch with the model's main input.
         """
-        main_input = getattr(self.model, "main_input_name", "input_ids")
-        if main_input not in inputs or not hasattr(self.model, "num_parameters"):
+        session = self.session
+        if session.main_input_name is None or not self.is_in_train:
+            session.main_input_name = getattr(self.model, "main_input_name", "input_ids")
+        if session.main_input_name not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
-        if self._parameters_without_embeddings is None or not self.is_in_train:
-            self._parameters_without_embeddings = count_parameters_without_embeddings(self.model)
-        return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
+        if session.parameters_without_embeddings is None or not self.is_in_train:
+            session.parameters_without_embeddings = count_parameters_without_embeddings(self.model)
+        return 6 * inputs[session.main_input_name].numel() * session.parameters_without_embeddings
 
     # ---- Hyperparameter search --------------------------------------------------------------------------------------
 

@@ -154,15 +154,12 @@ class CallbackHandler(TrainerCallback):
 
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Call an event on each callback that overrides it."""
-        base = getattr(TrainerCallback, event, None)
+        empty_event = getattr(TrainerCallback, event, event)
         # The list is not copied, so that a callback added by another callback is called for the same event.
         for callback in self.callbacks:
-            # Fast path: not overridden.
-            if base is not None and getattr(type(callback), event, None) is base and event not in vars(callback):
-                continue
             # Duck-typed callbacks may lack events.
             method = getattr(callback, event, None)
-            if not callable(method):
+            if getattr(method, "__func__", method) is empty_event or not callable(method):
                 continue
             try:
                 keywords = dict(zip(KEYWORDS, read_keywords(self), strict=True))

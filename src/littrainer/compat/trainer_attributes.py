@@ -58,7 +58,6 @@ class TrainerAttributes:
 
     # Defaults for Trainers whose constructor does not call `super().__init__`.
     processing_class = data_collator = train_dataset = eval_dataset = compute_metrics = model_wrapped = UNSET
-    _parameters_without_embeddings: int | None = None
     is_model_parallel = False
     lightning_keywords: Any = cached_property(lambda self: {})
     lightning_callbacks: Any = cached_property(lambda self: [])

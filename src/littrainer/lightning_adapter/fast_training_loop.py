@@ -242,12 +242,12 @@ class FastEpochLoop(_TrainingEpochLoop):
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
         loss = module.step.forward_micro_batch(batch)
-        # Lightning clears gradients here, the Trainer after the optimizer step.
-        if is_zeroed:
-            self._notify_zero_grad()
-        scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
         has_user_callbacks = len(self.trainer.callbacks) > NUM_TRAINER_CALLBACKS  # type: ignore[attr-defined]
         has_listeners = self._has_listeners = has_user_callbacks or not module.__dict__.keys().isdisjoint(HOOKS)
+        # Lightning clears gradients here, the Trainer after the optimizer step.
+        if is_zeroed:
+            self._count_zero_grad(has_listeners)
+        scaled = loss if module.scaling is None else module.scaling.scaler.scale(loss)
         if has_listeners:
             self._notify("on_before_backward", scaled)
         module.__dict__["_current_fx_name"] = "backward"
@@ -257,12 +257,13 @@ class FastEpochLoop(_TrainingEpochLoop):
         self._strategy.post_backward(scaled)
         return {"loss": loss.detach().clone()} if has_user_callbacks else {}
 
-    def _notify_zero_grad(self) -> None:
+    def _count_zero_grad(self, has_listeners: bool) -> None:
         progress: Any = self.automatic_optimization.optim_progress.optimizer.zero_grad
         counts: Any
         for counts in (progress.total, progress.current):
             counts.ready += 1
-        self._notify("on_before_zero_grad", self._strategy.optimizers[0])
+        if has_listeners:
+            self._notify("on_before_zero_grad", self._strategy.optimizers[0])
         for counts in (progress.total, progress.current):
             counts.started += 1
             counts.completed += 1

@@ -8,7 +8,6 @@ methods if a model overrides them.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.runtime.lazy_isinstance import loaded_classes
 
-# Types of `_modules`, except in classes such as TorchScript's.
-PLAIN_CONTAINERS = (dict, OrderedDict)
 TORCH_TRAIN_METHODS = (nn.Module.train, DistributedDataParallel.train)
 # Methods that `parameters()` of a model calls.
 PARAMETER_METHODS = ("parameters", "named_parameters", "_named_members")
@@ -51,11 +48,8 @@ def list_parameters(model: Any) -> list[nn.Parameter]:
     for name in PARAMETER_METHODS:
         if getattr(kind, name, None) is not getattr(nn.Module, name) or name in vars(model):
             return list(model.parameters())
-    unique: dict[int, nn.Parameter] = {}
-    for module in list_modules(model):
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                unique.setdefault(id(parameter), parameter)
+    modules = list_modules(model)
+    unique = {id(value): value for module in modules for value in module._parameters.values() if value is not None}
     return list(unique.values())
 
 
@@ -137,16 +131,13 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
     pending: list[Any] = [model]
     while pending:
         module = pending.pop()
-        if module is None or id(module) in unique:
-            continue
-        kind, inner = type(module), module._modules
-        if (
-            kind.named_modules is not nn.Module.named_modules
-            or kind.modules is not nn.Module.modules
-            or type(inner) not in PLAIN_CONTAINERS
-        ):
+        if module is not None and id(module) not in unique:
+            unique[id(module)] = module
+            if inner := module._modules:
+                pending.extend(reversed(inner.values()))
+    modules = list(unique.values())
+    kinds: set[type[nn.Module]] = set(map(type, modules))
+    for kind in kinds:
+        if kind.named_modules is not nn.Module.named_modules or kind.modules is not nn.Module.modules:
             return list(model.modules())
-        unique[id(module)] = module
-        if inner:
-            pending.extend(reversed(inner.values()))
-    return list(unique.values())
+    return modules

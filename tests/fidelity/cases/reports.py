@@ -106,14 +106,20 @@ def reports_of_an_evaluation_without_training(side: Side) -> Record:
 def operations_of_a_module_that_counts_its_parameters(side: Side) -> Record:
     class Counted(VectorClassifier):
         main_input_name = "x"
+        number = 1000
 
         def num_parameters(self, exclude_embeddings: bool = False) -> int:
-            return 1000 + exclude_embeddings
+            return self.number + exclude_embeddings
 
     trainer = side.vector_trainer(Counted(), rows=10, num_train_epochs=1, include_num_input_tokens_seen="all")
+    trainer.train()
+    counted = [trainer.state.total_flos]
+    trainer.model = trainer.model_wrapped = Counted()
+    trainer.model.number = 2000
+    trainer.optimizer = trainer.lr_scheduler = None
     output = trainer.train()
-    batch = {"x": vector_rows(1)[0]["x"]}
-    return side.record(trainer, output, extra={"one batch": trainer.floating_point_ops(batch)})
+    counted += [trainer.state.total_flos, trainer.floating_point_ops({"x": vector_rows(1)[0]["x"]})]
+    return side.record(trainer, output, extra={"operations": counted})
 
 
 @scenario(extra=True)
