@@ -466,11 +466,10 @@ class TrainerHooks(TrainerAttributesBase):
         return self.accelerator.clip_grad_norm_(list_parameters(model), float("inf"))
 
     def _has_mixed_mesh_grads(self, model: nn.Module) -> bool:
-        # Gradients are sharded only between connected processes, and never by DDP.
-        are_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not are_connected or isinstance(model, nn.parallel.DistributedDataParallel):
-            return False
-        return is_on_several_meshes(list_parameters(model))
+        # Sharding does not change during a training.
+        if self.session.has_mixed_mesh_grads is None:
+            self.session.has_mixed_mesh_grads = is_on_several_meshes(list_parameters(model))
+        return self.session.has_mixed_mesh_grads
 
     def _mixed_mesh_grad_norm(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_gradient_norm(model.parameters(), max_norm)

@@ -96,6 +96,7 @@ class TrainingSession:
         flos: floating-point operations not yet added to the state.
         main_input_name, parameters_without_embeddings: facts of the model in training, for counting its operations.
         micro_batches_in_window: of the current optimizer step.
+        has_mixed_mesh_grads: gradients are sharded over different device meshes; None before the first clipping.
         clipped_parameters: the model's parameter list, made to clip gradients and reused to clear them; None if
             clipping made no such list.
         eval_dataloaders: loaders with persistent workers, by name.
@@ -129,6 +130,7 @@ class TrainingSession:
     main_input_name: str | None = None
     parameters_without_embeddings: int | None = None
     micro_batches_in_window: int = 1
+    has_mixed_mesh_grads: bool | None = None
     clipped_parameters: list[Any] | None = None
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)
     deepspeed: Any = None

@@ -24,6 +24,11 @@ TENSOR_READS = {"tolist", "cpu"}
 LOGGING_STEPS, STEPS = 5, 15
 
 
+@pytest.fixture(autouse=True)
+def _losses_are_read_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("littrainer.loop.loss.is_on_cpu", lambda loss: False)
+
+
 class CountedReads(TorchDispatchMode):
     """Counts of operators that read a tensor's values on the host."""
 

@@ -41,6 +41,12 @@ def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: to
     return record.since_last_log
 
 
+@pytest.fixture(params=[True, False], ids=["on the CPU", "as on a GPU"])
+def _losses_of_both_devices(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("littrainer.loop.loss.is_on_cpu", lambda loss: request.param)
+
+
+@pytest.mark.usefixtures("_losses_of_both_devices")
 @pytest.mark.parametrize(("filtered", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 @pytest.mark.parametrize("odd_one", [3e7, float("nan")])
 @pytest.mark.parametrize("number", [1, 3, 105])
@@ -55,6 +61,7 @@ def test_pending_losses_have_the_same_sum_bit_for_bit(
     assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32)) or (sums[0].isnan() and sums[1].isnan())
 
 
+@pytest.mark.usefixtures("_losses_of_both_devices")
 def test_a_later_change_of_a_loss_does_not_count() -> None:
     record, loss = RunningLoss(), torch.tensor(2.0)
     record.since_last_log = torch.tensor(1.0)

@@ -11,6 +11,7 @@ from torch import nn
 from littrainer.model.traversal import (
     clear_gradients,
     find_model_device,
+    has_method,
     list_modules,
     list_parameters,
     move_model,
@@ -90,6 +91,18 @@ def test_parameters_and_modules_are_in_torchs_order(make: Callable[[], nn.Module
         parameter.grad = torch.ones_like(parameter)
     clear_gradients(model)
     assert [parameter.grad for parameter in expected if parameter.grad is not None] == []
+
+
+def test_methods_of_a_class_of_an_instance_and_of_a_compiled_model_are_found() -> None:
+    class Sharded(nn.Linear):
+        def clip_grad_norm_(self) -> None: ...
+
+    plain, changed = nn.Linear(2, 2), nn.Linear(2, 2)
+    changed.clip_grad_norm_ = len  # type: ignore[assignment]
+    for model in (Sharded(2, 2), torch.compile(Sharded(2, 2)), changed, torch.compile(changed)):
+        assert has_method(model, "clip_grad_norm_")
+    for model in (plain, torch.compile(plain), None):
+        assert not has_method(model, "clip_grad_norm_")
 
 
 @pytest.mark.parametrize("make", MODELS)

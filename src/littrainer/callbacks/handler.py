@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
@@ -17,8 +16,6 @@ from littrainer.runtime.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
-KEYWORDS = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
-read_keywords = attrgetter(*KEYWORDS)
 # Event that a duck-typed callback must have.
 REQUIRED_EVENT = "on_step_end"
 # Attribute of an error that follows on_train_end, as when a search prunes a trial.
@@ -162,8 +159,18 @@ class CallbackHandler(TrainerCallback):
             if getattr(method, "__func__", method) is empty_event or not callable(method):
                 continue
             try:
-                keywords = dict(zip(KEYWORDS, read_keywords(self), strict=True))
-                returned = method(args, state, control, **keywords, **kwargs)
+                returned = method(
+                    args,
+                    state,
+                    control,
+                    model=self.model,
+                    processing_class=self.processing_class,
+                    optimizer=self.optimizer,
+                    lr_scheduler=self.lr_scheduler,
+                    train_dataloader=self.train_dataloader,
+                    eval_dataloader=self.eval_dataloader,
+                    **kwargs,
+                )
                 control = control if returned is None else returned
             except Exception as error:
                 _note_callback(error, callback, event, state)

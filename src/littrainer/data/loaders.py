@@ -187,12 +187,15 @@ class PrefetchLoader(DataLoader):
                 current, following = self.dispatch.scatter(current, following)
             if self.stream_end_sync is not None and self._has_ended(following is NO_BATCH, progress):
                 following = NO_BATCH
-            self.end_of_dataloader = following is NO_BATCH
+            is_last = following is NO_BATCH
+            if self.end_of_dataloader is not is_last:
+                # Rarely, since an assignment calls DataLoader's `__setattr__`.
+                self.end_of_dataloader = is_last
             if progress is not None:
-                progress.is_exhausted = self.end_of_dataloader
+                progress.is_exhausted = is_last
             if self.dispatch is not None and self.destination is not None:
                 current = self._move(current, self.destination)
-            if self.end_of_dataloader:
+            if is_last:
                 rows = find_batch_size(current) if self.dispatch is None else self.dispatch.last_global_batch_size
                 self.rows_in_last_batch = rows or -1
             yield current

@@ -118,8 +118,8 @@ class HealthGuard(StepPolicy):
         skipped_windows: epoch and number of the first micro-batch of each window that is skipped.
         rollback_counts: rollbacks by optimizer step.
         losses: sum of all losses up to each saved optimizer step.
-        unread: kind, step, epoch, micro-batch and value of each loss, norm and label count on the device. The list is
-            flat, since a tuple for each number would start Python's garbage collection earlier.
+        unread: kind, step, epoch, micro-batch and value of each loss, norm and label count since the last check. The
+            list is flat, since a tuple for each number would start Python's garbage collection earlier.
     """
 
     _windows = weak_property("_windows_reference")

@@ -319,7 +319,7 @@ class RunningLoss:
         # Not torch.tensor(0.0), whose copy to the device would wait.
         self._sum = torch.zeros((), device=device)
         # Two lists, since a tuple for each loss would start Python's garbage collection earlier.
-        self._pending: list[torch.Tensor] = []
+        self._pending: list[torch.Tensor | float] = []
         self._pending_steps: list[int] = []
         self._is_filtered = False
 
@@ -334,8 +334,8 @@ class RunningLoss:
         self._sum = value
         self._pending, self._pending_steps = [], []
 
-    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> torch.Tensor:
-        """Add the loss of a micro-batch, and return a copy of it.
+    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> torch.Tensor | float:
+        """Add the loss of a micro-batch, and return its value if it is on the CPU, else a copy.
 
         Parameters:
             filter_non_finite: count a nan or infinite loss as the mean loss of a step since the last log.
@@ -354,39 +354,46 @@ class RunningLoss:
         if not can_be_pending or filter_non_finite is not self._is_filtered or len(self._pending) >= self.MAX_PENDING:
             self._add_pending(on_host=len(self._pending) >= self.MAX_PENDING)
             self._is_filtered = filter_non_finite
-        # CUDA graphs of a compiled model overwrite the loss.
-        loss_copy = loss.detach().clone()
         if can_be_pending:
-            self._pending.append(loss_copy)
+            # CUDA graphs of a compiled model overwrite the loss.
+            number = loss.item() if is_on_cpu(loss) else loss.detach().clone()
+            self._pending.append(number)
             self._pending_steps.append(steps_since_logging)
-        elif loss.numel() == 1:
-            add_to_running_loss(self._sum, loss_copy, steps_since_logging, filter_non_finite)
-        else:
+            return number
+        if loss.numel() != 1:
             # The error class that torch's backward would raise.
             raise RuntimeError(
                 f"The loss has the shape {tuple(loss.shape)}, and has to be one number: take its mean, as "
                 "reduction='mean' and loss.mean() do, in forward, compute_loss or compute_loss_func."
             )
+        loss_copy = loss.detach().clone()
+        add_to_running_loss(self._sum, loss_copy, steps_since_logging, filter_non_finite)
         return loss_copy
 
-    def unread(self) -> list[torch.Tensor]:
-        """Return the tensors that make up the sum since the last log."""
+    def unread(self) -> list[torch.Tensor | float]:
+        """Return the numbers that make up the sum since the last log."""
         return [self._sum, *self._pending]
 
     def _add_pending(self, on_host: bool = True) -> None:
-        tensors = self.unread()
+        numbers = self.unread()
         pending = list(zip(self._pending, self._pending_steps, strict=True))
         self._pending, self._pending_steps = [], []
         if on_host and pending:
-            numbers = np.array(self.values.to_list(tensors), dtype=np.float32)
-            if not self._is_filtered or np.isfinite(numbers[1:]).all():
+            values = np.array(self.values.to_list(numbers), dtype=np.float32)
+            if not self._is_filtered or np.isfinite(values[1:]).all():
                 # In float32 and in order, as torch adds.
-                total = float(np.add.accumulate(numbers)[-1])
+                total = float(np.add.accumulate(values)[-1])
                 self._sum.fill_(total)
                 self.values.put(self._sum, total)
                 return
         for loss, steps_since_logging in pending:
+            loss = torch.as_tensor(loss, dtype=torch.float32)
             add_to_running_loss(self._sum, loss, steps_since_logging, self._is_filtered)
+
+
+def is_on_cpu(loss: torch.Tensor) -> bool:
+    """Return whether a loss is a plain tensor on the CPU, which can be read without a device sync."""
+    return type(loss) is torch.Tensor and loss.is_cpu
 
 
 def add_to_running_loss(

@@ -24,14 +24,20 @@ MIN_ELEMENTS_OF_WEIGHT = 2**20
 
 
 def set_training_mode(model: Any) -> None:
-    modules = list_modules(model) if isinstance(model, nn.Module) else []
-    for module in modules:
+    if not isinstance(model, nn.Module):
+        model.train()
+        return
+    pending: list[Any] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None:
+            continue
         overrides_train = "train" in module.__dict__ or type(module).train not in TORCH_TRAIN_METHODS
         if not module.training or (overrides_train and not _has_plain_train(module)):
             model.train()
             return
-    if not modules:
-        model.train()
+        if inner := module._modules:
+            pending.extend(inner.values())
 
 
 def _has_plain_train(module: Any) -> bool:
@@ -51,6 +57,14 @@ def list_parameters(model: Any) -> list[nn.Parameter]:
     modules = list_modules(model)
     unique = {id(value): value for module in modules for value in module._parameters.values() if value is not None}
     return list(unique.values())
+
+
+def has_method(model: Any, name: str) -> bool:
+    """Return whether a model has a method; a failed look-up by `nn.Module.__getattr__` would take microseconds."""
+    kind = type(model)
+    if getattr(kind, "__getattr__", None) is nn.Module.__getattr__:
+        return name in vars(model) or hasattr(kind, name)
+    return hasattr(model, name)
 
 
 def find_model_device(model: nn.Module) -> torch.device | None:

@@ -32,7 +32,7 @@ from littrainer.distributed import collectives
 from littrainer.distributed.layout import get_process_layout, model_parallel_size
 from littrainer.loop.out_of_memory import free_memory
 from littrainer.model.facts import WRAPPERS
-from littrainer.model.traversal import move_model
+from littrainer.model.traversal import has_method, move_model
 from littrainer.optim.stepping import clip_gradient_norm
 from littrainer.runtime.lazy_isinstance import is_a
 from littrainer.runtime.nested_values import truncate_nested
@@ -243,8 +243,8 @@ class AcceleratorFacade:
         tensors: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         # The wrapper of FSDP version 1 reduces the norm over the processes.
         for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
-            has_method = wrapper is not self.module and hasattr(wrapper, "clip_grad_norm_")
-            if has_method and {*map(id, wrapper.parameters())} == {*map(id, tensors)}:
+            clips = wrapper is not self.module and has_method(wrapper, "clip_grad_norm_")
+            if clips and {*map(id, wrapper.parameters())} == {*map(id, tensors)}:
                 return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_gradient_norm(tensors, max_norm, norm_type)
 
