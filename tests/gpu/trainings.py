@@ -239,6 +239,9 @@ TRAININGS: dict[str, Callable[..., Any]] = {
 def main(side: str, name: str, folder: Path) -> None:
     results = TRAININGS[name](importlib.import_module(SIDES[side]), folder)
     (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(results))
+    if side == "theirs" and "RANK" not in os.environ:
+        # Threads of transformers' loaders may still pin batches, and would abort the interpreter's shutdown.
+        os._exit(0)
 
 
 if __name__ == "__main__":
